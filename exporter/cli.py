@@ -1,0 +1,309 @@
+"""The ``flexpte`` command: export | generate | chat | inspect."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from flexpte.runtime.llm import LLM
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Export FlexAttention models to ExecuTorch .pte files, and run them.\n\n"
+    "A first session:\n\n"
+    "    flexpte export path/to/checkpoint -o model.pte\n\n"
+    "    flexpte inspect model.pte\n\n"
+    '    flexpte chat model.pte --message "Hello!"',
+)
+errors = Console(stderr=True, highlight=False)
+
+
+class Dtype(StrEnum):
+    """Element type of weights, cache and activations."""
+
+    fp32 = "fp32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+
+
+class Delegation(StrEnum):
+    """How much of the graph the delegate takes."""
+
+    full = "full"
+    attention = "attention"
+
+
+class Logits(StrEnum):
+    """Which positions a call returns logits for."""
+
+    last = "last"
+    all = "all"
+
+
+ModelFile = Annotated[Path, typer.Argument(help="A .pte file written by `flexpte export`.", show_default=False)]
+MaxTokens = Annotated[int, typer.Option(help="Generate at most this many tokens.", min=0)]
+Temperature = Annotated[float, typer.Option("--temperature", "--temp", help="0 takes the likeliest token.")]
+TopK = Annotated[int, typer.Option(help="Draw among the K likeliest tokens; 0: all.")]
+TopP = Annotated[float, typer.Option(help="Draw among the likeliest tokens that sum to this probability.")]
+MinP = Annotated[float, typer.Option(help="Drop tokens less likely than this fraction of the likeliest.")]
+Seed = Annotated[int, typer.Option(help="The same seed draws the same tokens.")]
+DeviceName = Annotated[str, typer.Option(help="Where the delegate runs: host, or auto to choose.")]
+Stats = Annotated[bool, typer.Option("--stats/--no-stats", help="Print speed to standard error at the end.")]
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            help="A Hugging Face folder (config.json, *.safetensors, tokenizer.json) or a .gguf file.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The .pte file to write.", show_default=False)],
+    max_context: Annotated[
+        int | None,
+        typer.Option(help="Longest conversation in tokens, prompt and answer; default: the model's own limit."),
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Type of weights, cache and activations.")] = Dtype.fp32,
+    delegate: Annotated[
+        Delegation,
+        typer.Option(help="full: the whole model in one call; attention: cache and attention only."),
+    ] = Delegation.full,
+    logits: Annotated[
+        Logits, typer.Option(help="last: for generating; all: of every position, for scoring.")
+    ] = Logits.last,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display, no report.")] = False,
+) -> None:
+    """Export a checkpoint to one .pte file that holds weights, tokenizer and chat template.
+
+    The file is written under a temporary name and renamed when it is complete.
+    """
+    with _one_line_errors():
+        _check_output(output)
+        from flexpte.exporter.language_model import export_language_model
+
+        with _progress(quiet) as progress:
+            result = export_language_model(
+                checkpoint,
+                max_context=max_context,
+                dtype=dtype.value,
+                delegate=delegate.value,
+                logits=logits.value,
+                progress=progress,
+            )
+            result.save(output)
+        if not quiet:
+            errors.print(str(result.report), markup=False)
+            errors.print(f"wrote {output} ({_size(output.stat().st_size)})", markup=False)
+
+
+@app.command()
+def generate(
+    model: ModelFile,
+    prompt: Annotated[str, typer.Option("-p", "--prompt", help="Text to continue; - reads standard input.")],
+    max_tokens: MaxTokens = 64,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    seed: Seed = 0,
+    device: DeviceName = "auto",
+    stats: Stats = False,
+) -> None:
+    """Continue a text."""
+    with _one_line_errors():
+        text = sys.stdin.read() if prompt == "-" else prompt
+        llm = _load(model, device)
+        pieces = llm.stream(
+            text,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+        )
+        _print_stream(pieces)
+        _print_stats(llm, stats)
+
+
+@app.command()
+def chat(
+    model: ModelFile,
+    message: Annotated[
+        str | None, typer.Option("-m", "--message", help="Ask once and exit; otherwise a conversation starts.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    seed: Seed = 0,
+    device: DeviceName = "auto",
+    stats: Stats = False,
+) -> None:
+    """Talk with a model, using the chat template inside the file.
+
+    In a conversation, /reset starts over and /exit (or end of input) leaves.
+    """
+    with _one_line_errors():
+        llm = _load(model, device)
+        start = [{"role": "system", "content": system}] if system else []
+        messages = list(start)
+        while True:
+            user = message if message is not None else _ask()
+            if user is None or user == "/exit":
+                return
+            if user == "/reset":
+                messages = list(start)
+                llm.reset()
+                continue
+            if not user.strip():
+                continue
+            messages.append({"role": "user", "content": user})
+            pieces = llm.chat_stream(
+                messages,
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                seed=seed,
+            )
+            messages.append({"role": "assistant", "content": _print_stream(pieces)})
+            _print_stats(llm, stats)
+            if message is not None:
+                return
+
+
+@app.command()
+def inspect(
+    model: Annotated[Path, typer.Argument(help="Any .pte file.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+) -> None:
+    """Show what a .pte file holds: methods, inputs, delegates, caches, sizes, metadata."""
+    with _one_line_errors():
+        from flexpte.exporter.inspect import describe, render
+
+        description = describe(model)
+        if as_json:
+            print(json.dumps(description, indent=2))
+        else:
+            render(description, Console(highlight=False))
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+def _check_output(output: Path) -> None:
+    if output.is_dir():
+        raise ValueError(f"--output {output} is a folder: expected a file name such as {output / 'model.pte'}")
+    if not output.parent.is_dir():
+        raise ValueError(f"--output {output}: the folder {output.parent} does not exist")
+
+
+def _load(model: Path, device: str) -> LLM:
+    from flexpte.runtime.llm import LLM
+
+    return LLM(model, device=device)
+
+
+def _ask() -> str | None:
+    try:
+        return input("> ")
+    except EOFError:
+        return None
+
+
+def _print_stream(pieces: Iterator[str]) -> str:
+    answer = ""
+    for piece in pieces:
+        print(piece, end="", flush=True)
+        answer += piece
+    print()
+    return answer
+
+
+def _print_stats(llm: LLM, wanted: bool) -> None:
+    s = llm.stats
+    if wanted and s is not None:
+        errors.print(
+            f"prompt {s.prompt_tokens} tokens ({s.reused_tokens} reused), "
+            f"{s.prefill_tokens_per_second:.1f} tokens/s; generated {s.generated_tokens} tokens, "
+            f"{s.decode_tokens_per_second:.1f} tokens/s; finished: {s.finish_reason}",
+            markup=False,
+        )
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Any]:
+    """A callable (stage, done, total) that drives one bar a stage on standard error."""
+    if quiet:
+        yield None
+        return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors) as bars:
+        tasks: dict[str, Any] = {}
+
+        def update(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                for task in tasks.values():
+                    bars.update(task, total=1, completed=1)
+                tasks[stage] = bars.add_task(stage, total=total or None)
+            bars.update(tasks[stage], completed=done, total=total or None)
+
+        yield update
+        for task in tasks.values():
+            bars.update(task, total=1, completed=1)
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Anything the user can mend ends as one line on standard error and exit status 1."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except (typer.Exit, BrokenPipeError):
+        raise
+    except _expected_errors() as error:
+        errors.print(f"flexpte: {error}", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+
+
+def _expected_errors() -> tuple[type[Exception], ...]:
+    """The exception classes whose message is written for the user."""
+    from flexpte.exporter.errors import Unsupported
+    from flexpte.runtime.program import FlexpteError
+
+    kinds: list[type[Exception]] = [Unsupported, FlexpteError, ValueError, OSError, MemoryError]
+    if "flexpte.models.checkpoints" in sys.modules:
+        kinds.append(sys.modules["flexpte.models.checkpoints"].CheckpointError)
+    return tuple(kinds)
+
+
+def _size(size_bytes: int) -> str:
+    value, unit = float(size_bytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
