@@ -243,6 +243,14 @@ class Decoder(nn.Module):
         windows = dict.fromkeys(self.config.windows)
         return {window: causal_mask(input_pos, self.capacity, window) for window in windows}
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Decoder:
+        super()._apply(fn, recurse)
+        # Casting the model to half precision must not round the frequencies: positions multiply them.
+        for number, rotary in enumerate(self.rotaries):
+            name = f"inv_freq_{number}"
+            setattr(self, name, inverse_frequencies(rotary).to(self.get_buffer(name).device))
+        return self
+
     @torch.no_grad()
     def reset(self) -> None:
         """Empty the caches."""

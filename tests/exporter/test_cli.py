@@ -1,0 +1,93 @@
+"""The command line: what it writes, how it fails."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from flexpte.exporter.cli import app
+
+runner = CliRunner()
+
+
+def run(*arguments, **options):
+    return runner.invoke(app, [str(a) for a in arguments], **options)
+
+
+@pytest.fixture(scope="module")
+def llama_folder(tmp_path_factory):
+    """A tiny random Llama as transformers saves it, with a tokenizer of single bytes."""
+    from tests.models.tiny import save_tiny_checkpoint
+
+    return save_tiny_checkpoint(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture(scope="module")
+def llama_pte(llama_folder):
+    path = llama_folder / "model.pte"
+    done = run("export", llama_folder, "-o", path, "--max-context", 64)
+    assert done.exit_code == 0, done.output
+    return path
+
+
+def test_help_names_every_command():
+    text = run("--help").output
+    for command in ("export", "generate", "chat", "inspect"):
+        assert command in text
+        assert run(command, "--help").exit_code == 0
+
+
+def test_export_reports_what_was_delegated(llama_folder, tmp_path):
+    done = run("export", llama_folder, "-o", tmp_path / "m.pte", "--max-context", 32)
+    assert done.exit_code == 0
+    assert "wrote" in done.output
+    assert "attention" in done.output
+
+
+def test_generate_prints_the_continuation(llama_pte):
+    done = run("generate", llama_pte, "--prompt", "ab", "--max-tokens", 5, "--stats")
+    assert done.exit_code == 0, done.output
+    assert "tokens/s" in done.output
+
+
+def test_chat_conversation_ends_at_end_of_input(llama_pte):
+    done = run("chat", llama_pte, "--max-tokens", 3, input="hello\n/reset\nagain\n/exit\n")
+    assert done.exit_code == 0, done.output
+
+
+def test_inspect_shows_caches_and_metadata(llama_pte):
+    text = run("inspect", llama_pte).output
+    for word in ("forward", "FlexpteBackend", "tokens", "cache", "max_context"):
+        assert word in text
+    description = json.loads(run("inspect", llama_pte, "--json").output)
+    assert description["metadata"]["max_context"] == 64
+    assert len(description["caches"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("export", "/nowhere/model", "-o", "x.pte"), ("/nowhere/model",)),
+        (("export", "{folder}", "-o", "/nowhere/x.pte"), ("/nowhere", "does not exist")),
+        (("export", "{folder}", "-o", "{folder}"), ("is a folder",)),
+        (("export", "{folder}", "-o", "{tmp}/x.pte", "--max-context", "0"), ("max_context", "0")),
+        (("inspect", "/nowhere/x.pte"), ("/nowhere/x.pte",)),
+        (("inspect", "{folder}/config.json"), ("config.json",)),
+        (("generate", "{pte}", "--prompt", ""), ("empty",)),
+        (("generate", "{pte}", "--prompt", "a" * 100), ("100", "64")),
+        (("generate", "{pte}", "--prompt", "a", "--top-p", "2"), ("top_p", "2")),
+        (("generate", "{pte}", "--prompt", "a", "--temperature", "-1"), ("temperature", "-1")),
+        (("generate", "{pte}", "--prompt", "a", "--device", "tpu"), ("tpu", "host")),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_no_file(arguments, words, llama_folder, llama_pte, tmp_path):
+    names = {"folder": llama_folder, "tmp": tmp_path, "pte": llama_pte}
+    done = run(*(a.format(**names) if a.startswith("{") else a for a in arguments))
+    assert done.exit_code == 1
+    for word in words:
+        assert word in done.output
+    assert "Traceback" not in done.output
+    assert len(done.output.strip().splitlines()) <= 3
+    assert not list(tmp_path.iterdir())
