@@ -51,11 +51,13 @@ class ModGraph:
     captures: dict[fx.Node, Tensor] = field(default_factory=dict)
 
 
-def record(mod: Callable[..., Tensor], arguments: tuple[str, ...], like: Tensor) -> ModGraph:
+def record(
+    mod: Callable[..., Tensor], arguments: tuple[str, ...], like: Tensor, kept: frozenset[Any] = frozenset()
+) -> ModGraph:
     """Run ``mod`` on 0-d fake tensors named ``arguments`` and record what it does.
 
     The score is float32, the indices int32, as for torch's own kernels. ``like``: a tensor whose fake mode
-    is used if it has one. Raises Unsupported for what depends on values, for mutation of captured tensors,
+    is used if it has one. Ops outside ``kept`` are decomposed where torch can. Raises Unsupported for what depends on values, for mutation of captured tensors,
     and for a result that is no 0-d tensor.
     """
     mode = like.fake_mode if isinstance(like, FakeTensor) else FakeTensorMode(allow_non_fake_inputs=True)
@@ -64,7 +66,7 @@ def record(mod: Callable[..., Tensor], arguments: tuple[str, ...], like: Tensor)
             torch.empty((), dtype=torch.float32 if name == "score" else torch.int32, device=like.device)
             for name in arguments
         ]
-        recorder = _Recorder(mode)
+        recorder = _Recorder(mode, kept)
         for name, tensor in zip(arguments, inputs, strict=True):
             recorder.add_input(name, tensor)
         with recorder, _IndexByTensors():
@@ -94,11 +96,11 @@ def record(mod: Callable[..., Tensor], arguments: tuple[str, ...], like: Tensor)
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self, fake_mode: FakeTensorMode) -> None:
+    def __init__(self, fake_mode: FakeTensorMode, kept: frozenset[Any]) -> None:
         super().__init__()
         self.graph = fx.Graph()
         self.captures: dict[fx.Node, Tensor] = {}
-        self._fake_mode = fake_mode
+        self._fake_mode, self._kept = fake_mode, kept
         self._nodes: dict[int, fx.Node] = {}
         self._fakes: dict[int, Tensor] = {}
         self._keep_alive: list[Tensor] = []  # ids stay unique
@@ -148,7 +150,7 @@ class _Recorder(TorchDispatchMode):
         if func._schema.is_mutable:
             return self._mutation(func, args, kwargs, source)
         fake_args, fake_kwargs = pytree.tree_map_only(Tensor, self._fake, (args, kwargs))
-        if func in self._decompositions and not _kept(func):
+        if func in self._decompositions and func not in self._kept:
             with self:
                 return self._decompositions[func](*args, **kwargs)
         result = func(*fake_args, **fake_kwargs)
@@ -164,7 +166,7 @@ class _Recorder(TorchDispatchMode):
             return
         for i, item in enumerate(result):
             if isinstance(item, Tensor):
-                part = self.graph.call_function(_getitem, (node, i))
+                part = self.graph.call_function(getitem, (node, i))
                 part.meta["val"], part.meta["source"] = item, source
                 self._bind(item, part)
 
@@ -193,19 +195,14 @@ class _Recorder(TorchDispatchMode):
         return target
 
 
-def _getitem(items: Any, index: int) -> Any:
+def getitem(items: Any, index: int) -> Any:
+    """One result of an op with several."""
     return items[index]
 
 
 def literal(values: Any, *, dtype: torch.dtype) -> Tensor:
     """A tensor written out inside a mod."""
     return torch.tensor(values, dtype=dtype)
-
-
-def _kept(func: Any) -> bool:
-    from flexpte.exporter.mods import HANDLERS
-
-    return func in HANDLERS
 
 
 def _mutates(func: Any, source: str | None) -> Unsupported:

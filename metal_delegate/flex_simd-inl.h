@@ -24,7 +24,7 @@ constexpr int64_t kLanes = static_cast<int64_t>(HWY_LANES(float));
 // error 2e-9).
 HWY_INLINE VF exp2_nonpositive(DF d, VF x) {
   const hn::Rebind<int32_t, DF> di;
-  const VF magic = hn::Set(d, 12582912.0f);  // 1.5 * 2^23: its sum with x holds n in the low bits
+  const VF magic = hn::Set(d, 12583039.0f);  // 1.5 * 2^23 + 127: its sum with x holds n + 127 in the low bits
   const VF shifted = hn::Add(x, magic);
   const VF r = hn::Sub(x, hn::Sub(shifted, magic));
   VF poly = hn::MulAdd(hn::Set(d, 0.000154614446986f), r, hn::Set(d, 0.00134004281776f));
@@ -33,10 +33,8 @@ HWY_INLINE VF exp2_nonpositive(DF d, VF x) {
   poly = hn::MulAdd(poly, r, hn::Set(d, 0.240226509223f));
   poly = hn::MulAdd(poly, r, hn::Set(d, 0.693147206703f));
   poly = hn::MulAdd(poly, r, hn::Set(d, 1.0f));
-  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
-  const VF scaled = hn::BitCast(d, hn::Add(hn::BitCast(di, poly), exponent));
-  // The comparison is false for NaN, whose polynomial is NaN: adding it keeps that.
-  const VF result = hn::IfThenElse(hn::Ne(x, x), x, scaled);
+  const VF power = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted)));
+  const VF result = hn::Mul(poly, power);
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -125.5f)), result);
 }
 

@@ -25,12 +25,16 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class Rotary:
-    """One rotary position embedding; layers with equal ones share their angles."""
+    """One rotary position embedding; layers with equal ones share their angles.
+
+    ``divisors``, one for each rotated pair, is how GGUF files store the scaling of Llama 3.
+    """
 
     theta: float
     rotary_dim: int
     linear_factor: float = 1.0
     llama3: Llama3Scaling | None = None
+    divisors: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,11 @@ class DecoderConfig:
                 raise ConfigError(
                     f"the rotated part of a head must be even and within head_dim ({self.head_dim}), "
                     f"got {layer.rotary.rotary_dim}"
+                )
+            divisors = layer.rotary.divisors
+            if divisors is not None and len(divisors) != layer.rotary.rotary_dim // 2:
+                raise ConfigError(
+                    f"{len(divisors)} frequency divisors for {layer.rotary.rotary_dim // 2} rotated pairs of a head"
                 )
         for name in ("attention_softcap", "logit_softcap"):
             cap = getattr(self, name)

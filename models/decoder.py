@@ -10,7 +10,7 @@ Letters: B batch (1), T tokens of this call, H heads, S cache slots (the context
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -32,6 +32,8 @@ def inverse_frequencies(rotary: Rotary) -> Tensor:
     """
     exponents = torch.arange(0, rotary.rotary_dim, 2, dtype=torch.float32, device="cpu") / rotary.rotary_dim
     frequencies = 1.0 / (rotary.theta**exponents) / rotary.linear_factor
+    if rotary.divisors is not None:
+        frequencies = frequencies / torch.tensor(rotary.divisors, dtype=torch.float32, device="cpu")
     scaling = rotary.llama3
     if scaling is None:
         return frequencies
@@ -207,6 +209,28 @@ class Decoder(nn.Module):
         self.rotaries = tuple(dict.fromkeys(layer.rotary for layer in config.layers))
         for number, rotary in enumerate(self.rotaries):
             self.register_buffer(f"inv_freq_{number}", inverse_frequencies(rotary), persistent=False)
+
+    @classmethod
+    def from_state(
+        cls, config: DecoderConfig, state: Mapping[str, Tensor], capacity: int, *, logits: Logits = "last"
+    ) -> Decoder:
+        """A decoder on the given parameters (by name, shared, not copied) and with empty caches.
+
+        All of ``state`` has one dtype, which is that of the caches and of the computation. A head
+        tied to the embedding is not listed. Raises KeyError if a parameter is missing.
+        """
+        with torch.device("meta"):
+            model = cls(config, capacity, logits)
+        for name in [name for name, _ in model.named_parameters()]:
+            module, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(module), leaf, nn.Parameter(state[name], requires_grad=False))
+        if config.tie_word_embeddings:
+            model.lm_head.weight = model.embed_tokens.weight
+        for block in model.layers:
+            attention = block.self_attn
+            attention.k_cache = torch.zeros(attention.k_cache.shape, dtype=model.embed_tokens.weight.dtype)
+            attention.v_cache = torch.zeros(attention.v_cache.shape, dtype=model.embed_tokens.weight.dtype)
+        return model.eval()
 
     def forward(self, tokens: Tensor, input_pos: Tensor) -> Tensor:
         """Logits of the last token, [1, 1, vocab_size], or of all, [1, T, vocab_size].

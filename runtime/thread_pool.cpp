@@ -94,9 +94,12 @@ double cgroup_cpus() {
     const size_t first = line.find(':');
     const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
     if (second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    const bool is_v2 = controllers == ",,";
-    if (!is_v2 && controllers.find(",cpu,") == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    const bool is_v2 = controllers.empty();
+    // Version 1 mounts the controllers "cpu" and "cpuacct" as one: "cpu,cpuacct".
+    if (!is_v2 && controllers != "cpu" && !controllers.starts_with("cpu,") && !controllers.ends_with(",cpu")) {
+      continue;
+    }
     std::string path = line.substr(second + 1);
     while (!path.empty() && path.back() == '/') path.pop_back();
     while (true) {

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -56,7 +57,7 @@ struct TileInputs {
   int64_t kv_begin = 0;
   float* score = nullptr;                 // rows x cols, row stride `score_stride`
   int64_t score_stride = 0;
-  std::span<const TensorView> inputs;     // kInput: one-dimensional views of cols elements (rows = 1)
+  std::span<const TensorView> inputs;     // kInput: [cols] or [rows, cols], any strides
   std::span<const TensorView> captures;   // kLoad
   std::span<const int64_t> scalars;       // kScalar
 };
@@ -92,11 +93,14 @@ class TileProgram {
            const uint8_t* active = nullptr, int64_t active_stride = 0, bool* out_of_bounds = nullptr) const;
 
  private:
-  struct Step;
-  std::vector<Step> steps_;
-  DType result_type_ = DType::kF32;
-  Extent result_extent_ = Extent::kUniform;
-  bool uses_score_ = false;
+  struct Impl;
+  explicit TileProgram(std::shared_ptr<const Impl> impl);
+  std::shared_ptr<const Impl> impl_;
+
+  friend Status elementwise(const TileProgram& program, std::span<const TensorView> inputs,
+                            std::span<const int64_t> scalars, std::span<const TensorView> captures,
+                            const TensorView& out, const ThreadPool& pool, std::span<std::byte> workspace);
+  friend size_t elementwise_workspace_bytes(const TileProgram& program, int num_threads);
 };
 
 // out = expression(inputs...) elementwise; inputs and out have equal sizes, any strides. Inputs of

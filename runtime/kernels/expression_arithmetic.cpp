@@ -1,5 +1,5 @@
 // Arithmetic, minimum and maximum, bits and shifts, and selection.
-#include "runtime/kernels/expression_targets.h"
+#include "runtime/kernels/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/kernels/expression_arithmetic.cpp"
 #include <hwy/foreach_target.h>

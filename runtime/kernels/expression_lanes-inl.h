@@ -15,6 +15,7 @@
 
 #include "runtime/kernels/expression_kernels.h"
 #include "runtime/kernels/expression_scalar.h"
+#include "runtime/kernels/scalar.h"
 
 // Lanes of one loop never depend on each other: `out` is either exactly an argument or apart.
 #ifndef FLEXPTE_INDEPENDENT_LANES

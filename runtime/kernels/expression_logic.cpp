@@ -1,5 +1,5 @@
 // Comparisons and logic: results are bytes 0 or 1.
-#include "runtime/kernels/expression_targets.h"
+#include "runtime/kernels/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/kernels/expression_logic.cpp"
 #include <hwy/foreach_target.h>

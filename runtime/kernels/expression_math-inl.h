@@ -103,10 +103,20 @@ HWY_INLINE FloatVec gelu_tanh_vector(FloatTag d, FloatVec x) {
   return hn::Mul(hn::Mul(x, hn::Set(d, 0.5f)), hn::Add(hn::Set(d, 1.0f), tanh_vector(d, inner)));
 }
 
+// Both halves widened, Op applied, and rounded once.
+#if HWY_TARGET == HWY_SCALAR
+using DoubleTag = hn::ScalableTag<double>;
+using DoubleVec = hn::Vec<DoubleTag>;
+
+template <class Op>
+HWY_INLINE FloatVec through_double(FloatTag d, FloatVec x) {
+  const DoubleTag dd;
+  return hn::DemoteTo(d, Op::apply(dd, hn::PromoteTo(dd, x)));
+}
+#else
 using DoubleTag = hn::Repartition<double, FloatTag>;
 using DoubleVec = hn::Vec<DoubleTag>;
 
-// Both halves widened, Op applied, and rounded once.
 template <class Op>
 HWY_INLINE FloatVec through_double(FloatTag d, FloatVec x) {
   const DoubleTag dd;
@@ -115,6 +125,7 @@ HWY_INLINE FloatVec through_double(FloatTag d, FloatVec x) {
   const auto high = hn::DemoteTo(dh, Op::apply(dd, hn::PromoteTo(dd, hn::UpperHalf(dh, x))));
   return hn::Combine(d, high, low);
 }
+#endif
 
 // e^x - 1 = 2^n (e^r - 1) + (2^n - 1).
 struct Expm1D {

@@ -1,7 +1,7 @@
 // Functions of F32. Vectors of our own where models use them in bulk (errors below about 2 ulp; sine,
 // cosine and logarithms through double precision, so that arguments of any size stay exact); the C
 // library for the rest.
-#include "runtime/kernels/expression_targets.h"
+#include "runtime/kernels/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/kernels/expression_math.cpp"
 #include <hwy/foreach_target.h>

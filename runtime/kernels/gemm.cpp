@@ -47,7 +47,7 @@ namespace {
 #if HWY_TARGET == HWY_AVX3
 constexpr int kTileRows = 12;
 constexpr int kTileVectors = 2;
-#elif HWY_TARGET == HWY_NEON
+#elif HWY_ARCH_ARM_A64
 constexpr int kTileRows = 6;
 constexpr int kTileVectors = 4;
 #else
@@ -99,6 +99,17 @@ void multiply_rows(int64_t rows, int64_t depth, const float* tile, const float* 
   }
 }
 
+#if HWY_TARGET == HWY_SCALAR
+
+// panel[k, j] = rows[j][k] for j < kPanelCols.
+void transpose(const float* const* rows, int64_t depth, float* HWY_RESTRICT panel) {
+  for (int64_t k = 0; k < depth; ++k) {
+    for (int64_t j = 0; j < kPanelCols; ++j) panel[k * kPanelCols + j] = rows[j][k];
+  }
+}
+
+#else
+
 // The vector whose 128-bit block i holds rows[4 * i][0..3].
 HWY_INLINE VF load_blocks(DF d, const float* const* rows, int64_t offset) {
   constexpr int kBlocks = static_cast<int>(HWY_LANES(float) / 4);
@@ -135,6 +146,8 @@ void transpose(const float* const* rows, int64_t depth, float* HWY_RESTRICT pane
     for (int64_t j = 0; j < kPanelCols; ++j) panel[k * kPanelCols + j] = rows[j][k];
   }
 }
+
+#endif  // HWY_TARGET == HWY_SCALAR
 
 // panel[k, j] = b[j, k] for j < cols; the other columns hold anything finite or not: they are not used.
 template <class T>
@@ -285,7 +298,6 @@ void gemm(int64_t batch, MakeGemmProblem make_problem, const void* context, cons
   const int64_t blocks = std::clamp((wanted + batch * panels - 1) / (batch * panels), least, most);
   const int64_t items = batch * blocks * panels;
   const int64_t grain = std::clamp<int64_t>(items / wanted, 1, kStripCols / cols_per_panel);
-  const auto multiply = HWY_DYNAMIC_POINTER(multiply_block);
   pool.parallel_for(items, grain, [&](int64_t begin, int64_t end, int thread) {
     while (begin < end) {
       const int64_t block = begin / panels;
@@ -293,7 +305,7 @@ void gemm(int64_t batch, MakeGemmProblem make_problem, const void* context, cons
       const int64_t count = std::min(panels - panel, end - begin);
       const int64_t row_block = block % blocks;
       const GemmProblem problem = make_problem(context, block / blocks);
-      multiply(problem, first.m * row_block / blocks, first.m * (row_block + 1) / blocks, panel, panel + count,
+      HWY_DYNAMIC_DISPATCH(multiply_block)(problem, first.m * row_block / blocks, first.m * (row_block + 1) / blocks, panel, panel + count,
                scratch[thread]);
       begin += count;
     }

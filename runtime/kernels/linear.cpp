@@ -51,7 +51,7 @@ namespace {
 // Rows of the weight that are multiplied at a time.
 constexpr int kWeightRows = 4;
 // Rows of x that are multiplied at a time: as many as there are registers for.
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
+#if HWY_TARGET == HWY_AVX3 || HWY_ARCH_ARM_A64
 constexpr int kXRows = 4;
 #else
 constexpr int kXRows = 2;
@@ -60,6 +60,10 @@ static_assert(kPadding % static_cast<int64_t>(HWY_LANES(float)) == 0);
 
 // sums[i] = sum of the lanes of v_i.
 HWY_INLINE void sum_lanes_of_four(DF d, VF v0, VF v1, VF v2, VF v3, float* HWY_RESTRICT sums) {
+#if HWY_TARGET == HWY_SCALAR
+  const VF lanes[] = {v0, v1, v2, v3};
+  for (int i = 0; i < 4; ++i) sums[i] = sum_of_lanes(d, lanes[i]);
+#else
   const hn::Repartition<double, DF> d64;
   const hn::FixedTag<float, 4> d4;
   // Per block of four lanes: {v0, v1, v0, v1} and {v2, v3, v2, v3}, then {v0, v1, v2, v3}.
@@ -72,6 +76,7 @@ HWY_INLINE void sum_lanes_of_four(DF d, VF v0, VF v1, VF v2, VF v3, float* HWY_R
   auto sum = hn::Load(d4, lanes);
   for (size_t i = 4; i < HWY_LANES(float); i += 4) sum = hn::Add(sum, hn::Load(d4, lanes + i));
   hn::StoreU(sum, d4, sums);
+#endif
 }
 
 // sums[r * kWeightRows + j] = <x row r, weight row j>
@@ -286,9 +291,8 @@ void linear(const TensorView& x, const TensorView& weight, const TensorView* bia
   const int64_t row_bytes = std::max<int64_t>(k, 1) * element_size_bytes(weight.dtype);
   const int64_t groups = (n + kGroup - 1) / kGroup;
   const int64_t grain = std::max<int64_t>(kPieceBytes / (row_bytes * kGroup), 1);
-  const auto multiply = HWY_DYNAMIC_POINTER(few_rows);
   pool.parallel_for(groups, grain, [&](int64_t begin, int64_t end, int) {
-    multiply(problem, begin * kGroup, std::min(end * kGroup, n));
+    HWY_DYNAMIC_DISPATCH(few_rows)(problem, begin * kGroup, std::min(end * kGroup, n));
   });
 }
 

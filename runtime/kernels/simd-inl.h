@@ -22,7 +22,8 @@ using VF = hn::Vec<DF>;
 
 // Whether the target has instructions for float16 <-> float32 (Highway's emulation of them is wrong
 // for infinities).
-#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || (HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64)
+#undef FLEXPTE_NATIVE_F16
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_ARCH_ARM_A64
 #define FLEXPTE_NATIVE_F16 1
 #else
 #define FLEXPTE_NATIVE_F16 0
@@ -58,7 +59,7 @@ HWY_INLINE VF load(DF d, const Float16* p) {
 
 HWY_INLINE void store(VF v, DF d, float* p) { hn::StoreU(v, d, p); }
 
-HWY_INLINE void store(VF v, DF d, BFloat16* p) {
+HWY_INLINE void store(VF v, DF, BFloat16* p) {
   const hn::Rebind<uint16_t, DF> d16;
   const hn::Rebind<uint32_t, DF> d32;
   const hn::Rebind<int32_t, DF> di;
@@ -71,7 +72,7 @@ HWY_INLINE void store(VF v, DF d, BFloat16* p) {
   hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, result)), d16, reinterpret_cast<uint16_t*>(p));
 }
 
-HWY_INLINE void store(VF v, DF d, Float16* p) {
+HWY_INLINE void store(VF v, [[maybe_unused]] DF d, Float16* p) {
 #if FLEXPTE_NATIVE_F16
   const hn::Rebind<uint16_t, DF> d16;
   const hn::Rebind<hwy::float16_t, DF> df16;
