@@ -48,8 +48,11 @@ def _symbolic_block_mask(
 ) -> BlockMask:
     """create_block_mask without the lists' contents; same arguments and shapes."""
     q_block, kv_block = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else BLOCK_SIZE
-    rows = (Q_LEN + q_block - 1) // q_block
-    columns = (KV_LEN + kv_block - 1) // kv_block
+    # A number of blocks that depends on a dynamic length would be compared with 1 (is the list contiguous?),
+    # which would exclude lengths; nothing reads these lists.
+    dynamo = torch.compiler.is_dynamo_compiling()  # where every size is an int
+    rows = (Q_LEN + q_block - 1) // q_block if isinstance(Q_LEN, int) and not dynamo else 1
+    columns = (KV_LEN + kv_block - 1) // kv_block if isinstance(KV_LEN, int) and not dynamo else 1
     batch = 1 if B is None else B
     heads = 1 if H is None else H
     num_blocks = torch.ops.flexpte.block_list([batch, heads, rows])
@@ -89,6 +92,17 @@ def symbolic_block_masks() -> Iterator[None]:
             yield
         finally:
             function.__code__, function.__defaults__ = code, defaults
+
+
+def _no_query_lists(num_blocks: Tensor, indices: Tensor) -> tuple[None, None]:
+    return None, None
+
+
+@contextmanager
+def forward_only_block_masks() -> Iterator[None]:
+    """``BlockMask.from_kv_blocks`` leaves out the lists that only a backward pass reads."""
+    with mock.patch.object(flex_module, "_transpose_ordered", _no_query_lists):
+        yield
 
 
 @contextmanager

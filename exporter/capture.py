@@ -13,12 +13,13 @@ from unittest import mock
 
 import torch
 import torch.nn.attention.flex_attention as flex_module
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch._higher_order_ops.flex_attention import FlexAttentionHOP
 from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from flexpte.exporter.block_mask import block_masks_as_inputs, symbolic_block_masks
+from flexpte.exporter.block_mask import block_masks_as_inputs, forward_only_block_masks, symbolic_block_masks
 from flexpte.exporter.canonicalise import LN2, canonicalise, reads_block_lists
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.expression import to_json
@@ -39,13 +40,21 @@ def capture(
     express, and whatever torch.export raises for a model that it cannot trace.
     """
     flex_attention_op()
-    trace = lambda: _trace(module, example_inputs, dynamic_shapes, strict)  # noqa: E731
-    with inference(module), block_masks_as_inputs():
+    with inference(module), block_masks_as_inputs(), forward_only_block_masks():
+        # Strides of views would become part of the program, and exclude sizes that they do not fit.
+        example_inputs = pytree.tree_map_only(Tensor, _packed, example_inputs)
+        trace = lambda: _trace(module, example_inputs, dynamic_shapes, strict)  # noqa: E731
         with symbolic_block_masks():
             program = canonicalise(trace())
         if reads_block_lists(program):  # the model computes with the lists: they are needed after all
             program = canonicalise(trace())
     return program
+
+
+def _packed(tensor: Tensor) -> Tensor:
+    if tensor.is_contiguous() and tensor._base is None:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _trace(module: nn.Module, example_inputs: tuple[Any, ...], dynamic_shapes: Any, strict: bool) -> ExportedProgram:

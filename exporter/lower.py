@@ -76,9 +76,9 @@ class Lowering:
     states: list[State] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
     order: dict[fx.Node, int] = field(default_factory=dict)
+    state_values: dict[fx.Node, int] = field(default_factory=dict)
     _numbers: dict[Value, int] = field(default_factory=dict)
     _seen: dict[Any, Result] = field(default_factory=dict)
-    _storage_of: dict[tuple[str, fx.Node], int] = field(default_factory=dict)
 
     # Values and storages.
 
@@ -124,6 +124,12 @@ class Lowering:
         assert isinstance(result, int), f"{argument} has several results"
         return result
 
+    def whole_state(self, buffer: fx.Node) -> int:
+        """The value that is a whole state, whatever its placeholder stands for by now."""
+        if buffer not in self.state_values:
+            self._bind(buffer)
+        return self.state_values[buffer]
+
     def size_arg(self, argument: Any) -> Size:
         """An integer argument, possibly symbolic."""
         if isinstance(argument, fx.Node):
@@ -150,9 +156,12 @@ class Lowering:
             name, tensor = self.states_owned[node]
             self.states.append(State(name, dtype_of(tensor.dtype), tuple(tensor.shape)))
             self.env[node] = self.new(tuple(tensor.shape), dtype_of(tensor.dtype), "State", len(self.states) - 1)
+            self.state_values[node] = self.env[node]
         elif node in self.constants_known:
             self.env[node] = self.constant(*self.constants_known[node])
         else:
+            if isinstance(node.meta.get("val"), torch.Tensor):
+                dtype_of(node.meta["val"].dtype)
             raise Unsupported(f"{node.name} comes from a node that is not delegated")
 
     # Instructions.

@@ -273,7 +273,7 @@ def _state_target(b: Lowering, node: fx.Node) -> int:
         numbers = result if isinstance(result, tuple) else (result,)
         if not any(n >= 0 and b.view(n).storage == storage for n in numbers):
             continue
-        if any(u is not node and u.op != "output" and b.order.get(u, -1) > b.order.get(node, -1) for u in other.users):
+        if any(u is not node and b.order.get(u, -1) > b.order.get(node, -1) for u in other.users):
             for n in numbers:
                 saved.setdefault(n, b.materialised(n, node) if n >= 0 else n)
             kept = tuple(saved[n] for n in numbers)

@@ -6,6 +6,7 @@ becomes placeholders, so that the graph is a function of tensors only.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
-from torch._decomp import core_aten_decompositions
+from torch._decomp import _core_aten_decompositions_post_autograd
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -95,6 +96,11 @@ def record(
     return ModGraph(recorder.graph, recorder.captures)
 
 
+@functools.cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    return dict(_core_aten_decompositions_post_autograd())
+
+
 class _Recorder(TorchDispatchMode):
     def __init__(self, fake_mode: FakeTensorMode, kept: frozenset[Any]) -> None:
         super().__init__()
@@ -104,7 +110,6 @@ class _Recorder(TorchDispatchMode):
         self._nodes: dict[int, fx.Node] = {}
         self._fakes: dict[int, Tensor] = {}
         self._keep_alive: list[Tensor] = []  # ids stay unique
-        self._decompositions = core_aten_decompositions()
 
     def add_input(self, name: str, tensor: Tensor) -> fx.Node:
         node = self.graph.placeholder(name)
@@ -150,10 +155,14 @@ class _Recorder(TorchDispatchMode):
         if func._schema.is_mutable:
             return self._mutation(func, args, kwargs, source)
         fake_args, fake_kwargs = pytree.tree_map_only(Tensor, self._fake, (args, kwargs))
-        if func in self._decompositions and func not in self._kept:
+        if func not in self._kept and func in _decompositions():
             with self:
-                return self._decompositions[func](*args, **kwargs)
+                result = _decompositions()[func](*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         result = func(*fake_args, **fake_kwargs)
+        if not any(isinstance(r, Tensor) for r in pytree.tree_leaves(result)):
+            return result
         node_args, node_kwargs = pytree.tree_map_only(Tensor, self.node_of, (args, kwargs))
         self._record(func, node_args, node_kwargs, result, source)
         return result
@@ -179,7 +188,7 @@ class _Recorder(TorchDispatchMode):
         self._record(literal, (values,), {"dtype": tensor.dtype}, fake, source)
         return fake
 
-    def _mutation(self, func: Any, args: Any, kwargs: Any, source: str | None) -> Any:
+    def _mutation(self, func: Any, args: Any, kwargs: Any, source: str | None) -> Tensor:
         """``x += y`` on a value of the mod is recorded out of place."""
         target, name = args[0], func._schema.name.removeprefix("aten::")
         functional = getattr(torch.ops.aten, name.removesuffix("_"), None)
@@ -187,11 +196,9 @@ class _Recorder(TorchDispatchMode):
             raise _mutates(func, source)
         if self._nodes[id(target)] in self.captures:
             raise _mutates(func, source)
-        overload = getattr(functional, func._overloadname)
-        node_args, node_kwargs = pytree.tree_map_only(Tensor, self.node_of, (args, kwargs))
-        node = self.graph.call_function(overload, node_args, node_kwargs)
-        node.meta["val"], node.meta["source"] = target, source
-        self._bind(target, node)
+        with self:
+            result = getattr(functional, func._overloadname)(*args, **kwargs).to(target.dtype)
+        self._bind(target, self.node_of(result))
         return target
 
 

@@ -28,6 +28,17 @@ def is_contiguous(value: Value) -> bool:
     )
 
 
+def normalised(value: Value) -> Value:
+    """The same view, dimensions of size 1 with the stride they have in a contiguous tensor."""
+    strides = list(value.strides)
+    step: Size = 1
+    for dim in range(len(strides) - 1, -1, -1):
+        if same(value.sizes[dim], 1):
+            strides[dim] = step
+        step = times(strides[dim], value.sizes[dim]) if not same(strides[dim], 0) else step
+    return replace(value, strides=tuple(strides))
+
+
 def reshape(value: Value, sizes: Sequence[Size]) -> Value | None:
     """The same elements with other sizes, or None where strides cannot say that.
 

@@ -39,7 +39,9 @@ HWY_INLINE VF load_rest(DF d, const T* row, const DecodeLayout& layout) {
   return load(d, row + layout.whole - layout.overlap);
 }
 
+#if HWY_TARGET != HWY_SCALAR
 HWY_INLINE auto sum_blocks(hn::Vec<hn::Simd<float, 4, 0>> v) { return v; }
+#endif
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
 HWY_INLINE auto sum_blocks(hn::Vec<hn::Simd<float, 8, 0>> v) {
   const hn::Simd<float, 4, 0> d4;
@@ -53,13 +55,18 @@ HWY_INLINE auto sum_blocks(hn::Vec<hn::Simd<float, 16, 0>> v) {
 }
 #endif
 
-// The sums of the lanes of four vectors.
-HWY_INLINE auto sums_of_lanes(DF d, VF a, VF b, VF c, VF e) {
+// Stores the sums of the lanes of four vectors.
+HWY_INLINE void store_sums_of_lanes(DF d, const VF (&v)[4], float* out) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int j = 0; j < 4; ++j) hn::StoreU(v[j], d, out + j);
+#else
   const hn::Repartition<uint64_t, DF> d64;
-  const auto ab = hn::BitCast(d64, hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b)));
-  const auto ce = hn::BitCast(d64, hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e)));
-  return sum_blocks(hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, ab, ce)),
-                            hn::BitCast(d, hn::InterleaveUpper(d64, ab, ce))));
+  const auto v01 = hn::BitCast(d64, hn::Add(hn::InterleaveLower(d, v[0], v[1]), hn::InterleaveUpper(d, v[0], v[1])));
+  const auto v23 = hn::BitCast(d64, hn::Add(hn::InterleaveLower(d, v[2], v[3]), hn::InterleaveUpper(d, v[2], v[3])));
+  const VF sums = hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, v01, v23)),
+                          hn::BitCast(d, hn::InterleaveUpper(d64, v01, v23)));
+  hn::StoreU(sum_blocks(sums), hn::Simd<float, 4, 0>(), out);
+#endif
 }
 
 // scores[r, k] = <queries[r], keys[k]> for R rows; queries are filled up with zeros. May write up to
@@ -68,7 +75,6 @@ template <int R, class T>
 HWY_INLINE void multiply_decode_keys(const T* keys, int64_t stride, int64_t dim, int64_t count, const float* queries,
                                      int64_t query_stride, float* scores, int64_t scores_stride) {
   const DF d;
-  const hn::Simd<float, 4, 0> d4;
   const DecodeLayout layout(dim);
   for (int64_t k = 0; k < count; k += 4) {
     const T* row[4];
@@ -98,7 +104,7 @@ HWY_INLINE void multiply_decode_keys(const T* keys, int64_t stride, int64_t dim,
       }
     }
     for (int r = 0; r < R; ++r) {
-      hn::StoreU(sums_of_lanes(d, sums[r][0], sums[r][1], sums[r][2], sums[r][3]), d4, scores + r * scores_stride + k);
+      store_sums_of_lanes(d, sums[r], scores + r * scores_stride + k);
     }
   }
 }

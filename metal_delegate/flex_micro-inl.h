@@ -17,7 +17,11 @@ HWY_BEFORE_NAMESPACE();
 namespace flexpte {
 namespace HWY_NAMESPACE {
 
+#if HWY_TARGET == HWY_SCALAR
+constexpr int kPanelVectors = 4;  // panels are transposed in blocks of 4 x 4
+#else
 constexpr int kPanelVectors = 2;
+#endif
 // Accumulators fill the registers but for those that the operands of a step need.
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
 constexpr int kMicroRows = 8;

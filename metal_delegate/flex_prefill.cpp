@@ -178,7 +178,8 @@ class PrefillUnit {
     num_panels_ = 0;
     for (int64_t offset = 0; offset < num_queries_; offset += kPanelLanes) {
       const int64_t queries = std::min(kPanelLanes, num_queries_ - offset);
-      panels_[num_panels_++] = {offset, queries <= kLanes ? kLanes : kPanelLanes, queries, 0, 0, 0, 0};
+      const bool half = kLanes >= 4 && queries <= kLanes;
+      panels_[num_panels_++] = {offset, half ? kLanes : kPanelLanes, queries, 0, 0, 0, 0};
     }
   }
 

@@ -66,6 +66,11 @@ HWY_INLINE void narrow_row(const float* HWY_RESTRICT in, int64_t n, T* HWY_RESTR
 // out[c * out_stride + r] = in[r * in_stride + c] for a 4 x 4 block.
 HWY_INLINE void transpose_4x4(const float* HWY_RESTRICT in, int64_t in_stride, float* HWY_RESTRICT out,
                               int64_t out_stride) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int64_t r = 0; r < 4; ++r) {
+    for (int64_t c = 0; c < 4; ++c) out[c * out_stride + r] = in[r * in_stride + c];
+  }
+#else
   const hn::Simd<float, 4, 0> d4;
   const hn::Repartition<uint64_t, decltype(d4)> d64;
   const auto r0 = hn::LoadU(d4, in);
@@ -80,6 +85,7 @@ HWY_INLINE void transpose_4x4(const float* HWY_RESTRICT in, int64_t in_stride, f
   hn::StoreU(hn::BitCast(d4, hn::InterleaveUpper(d64, low01, low23)), d4, out + out_stride);
   hn::StoreU(hn::BitCast(d4, hn::InterleaveLower(d64, high01, high23)), d4, out + 2 * out_stride);
   hn::StoreU(hn::BitCast(d4, hn::InterleaveUpper(d64, high01, high23)), d4, out + 3 * out_stride);
+#endif
 }
 
 // Whether all of rows x n numbers are finite.

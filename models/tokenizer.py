@@ -259,11 +259,15 @@ def _merges(mergeable: Iterable[tuple[str, float]], vocabulary: Mapping[str, int
 
 
 def _add_special_tokens(tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
-    """Control tokens are special; user-defined ones are matched whole but stay visible text.
+    """Control and unknown tokens are special; user-defined ones are matched whole but stay visible text.
 
     Those of spaces alone only matter to merging: the text has no spaces any more when it gets there.
     """
-    special = [AddedToken(t, normalized=False, special=True) for t, k in zip(tokens, types, strict=True) if k == CONTROL]
+    special = [
+        AddedToken(t, normalized=False, special=True)
+        for t, k in zip(tokens, types, strict=True)
+        if k in (CONTROL, UNKNOWN)
+    ]
     tokenizer.add_special_tokens(special)
     visible = [
         AddedToken(t, normalized=False, special=False)

@@ -62,7 +62,8 @@ struct ValueInfo {
   std::vector<int32_t> items;               // int, tensor and optional tensor lists: values, -1 for none
   std::vector<double> reals;                // float lists
   std::string_view text;                    // strings
-  bool written = false;                     // an instruction changes this value
+  bool written = false;                     // a number that an instruction changes
+  bool only_multiplied = false;             // a tensor that is read by matrix products only
 };
 
 }  // namespace flexpte

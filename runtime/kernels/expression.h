@@ -92,8 +92,10 @@ class TileProgram {
   Tile run(const TileInputs& in, int64_t rows, int64_t cols, std::span<std::byte> workspace,
            const uint8_t* active = nullptr, int64_t active_stride = 0, bool* out_of_bounds = nullptr) const;
 
- private:
+  // Defined in expression_program.h; for the kernels of this folder only.
   struct Impl;
+
+ private:
   explicit TileProgram(std::shared_ptr<const Impl> impl);
   std::shared_ptr<const Impl> impl_;
 

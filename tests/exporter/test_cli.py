@@ -19,7 +19,7 @@ def run(*arguments, **options):
 @pytest.fixture(scope="module")
 def llama_folder(tmp_path_factory):
     """A tiny random Llama as transformers saves it, with a tokenizer of single bytes."""
-    from tests.models.tiny import save_tiny_checkpoint
+    from tests.exporter.checkpoints import save_tiny_checkpoint
 
     return save_tiny_checkpoint(tmp_path_factory.mktemp("llama"), "llama")
 
