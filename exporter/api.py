@@ -92,15 +92,11 @@ def export_program(
 ) -> ExportResult:
     """The stages after capture. ``program`` is consumed."""
     from flexpte.exporter import emit
-    from flexpte.exporter.lower_ops import KEPT_OPERATORS
     from flexpte.exporter.partition import partition
 
     clock = clock or _Clock(None)
     clock.start("decompose")
-    table = torch.export.default_decompositions()
-    for target in KEPT_OPERATORS:
-        table.pop(target, None)
-    program = program.run_decompositions(table)
+    program = decomposed(program)
 
     clock.start("lower")
     parts = partition(program, delegate)
@@ -137,6 +133,16 @@ def export_program(
         seconds=clock.seconds,
     )
     return ExportResult(pieces, report)
+
+
+def decomposed(program: ExportedProgram) -> ExportedProgram:
+    """A functional program of core ATen and the operators that an instruction does whole."""
+    from flexpte.exporter.lower_ops import KEPT_OPERATORS
+
+    table = torch.export.default_decompositions()
+    for target in KEPT_OPERATORS:
+        table.pop(target, None)
+    return program.run_decompositions(table)
 
 
 def _validate(module: Any, example_inputs: Any, delegate: Any, metadata: Any) -> None:

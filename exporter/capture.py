@@ -64,23 +64,15 @@ def _trace(module: nn.Module, example_inputs: tuple[Any, ...], dynamic_shapes: A
 
 @contextmanager
 def inference(module: nn.Module) -> Iterator[None]:
-    """No gradients; buffers have their values back afterwards."""
+    """No gradients. Raises Unsupported for a module that would be random."""
     for name, child in module.named_modules():
         if child.training and isinstance(child, nn.modules.dropout._DropoutNd) and child.p > 0:
             raise Unsupported(
                 f"module {name or type(child).__name__!r} would drop activations at random (training mode)",
                 fix="Call .eval() on the model before exporting it",
             )
-    versions = {n: (b, b._version) for n, b in module.named_buffers() if not isinstance(b, torch._subclasses.FakeTensor)}
-    saved = {n: b.detach().clone() for n, b in module.named_buffers()} if versions else {}
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        with torch.no_grad():
-            for name, (buffer, version) in versions.items():
-                if buffer._version != version:
-                    buffer.copy_(saved[name])
+    with torch.no_grad():
+        yield
 
 
 @contextmanager

@@ -125,6 +125,9 @@ def residual(program: ExportedProgram, partition: Partition, modules: list[Lower
         if isinstance(step, fx.Node):
             if all(n in env for n in step.all_input_nodes):
                 env[step] = graph.node_copy(step, env.__getitem__)
+                if step.target is torch.ops.aten.view.default:
+                    # A delegate's results are contiguous, whatever the strides of what they replace.
+                    env[step].target = torch.ops.aten.reshape.default
             continue
         _call(root, graph, env, step[0], step[1], partition)
     output = program.graph.output_node()

@@ -6,7 +6,6 @@ becomes placeholders, so that the graph is a function of tensors only.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
-from torch._decomp import _core_aten_decompositions_post_autograd
+from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -93,12 +92,8 @@ def record(
                 fix="It must return one 0-d tensor; reduce it, or index it with b, h, q_idx, kv_idx",
             )
         recorder.graph.output(recorder.node_of(result))
-    return ModGraph(recorder.graph, recorder.captures)
-
-
-@functools.cache
-def _decompositions() -> dict[Any, Callable[..., Any]]:
-    return dict(_core_aten_decompositions_post_autograd())
+    recorder.graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output"))  # no op recorded has effects
+    return ModGraph(recorder.graph, {n: t for n, t in recorder.captures.items() if n.users})
 
 
 class _Recorder(TorchDispatchMode):
@@ -155,9 +150,9 @@ class _Recorder(TorchDispatchMode):
         if func._schema.is_mutable:
             return self._mutation(func, args, kwargs, source)
         fake_args, fake_kwargs = pytree.tree_map_only(Tensor, self._fake, (args, kwargs))
-        if func not in self._kept and func in _decompositions():
+        if func not in self._kept:
             with self:
-                result = _decompositions()[func](*args, **kwargs)
+                result = _decomposed(func, args, kwargs)
             if result is not NotImplemented:
                 return result
         result = func(*fake_args, **fake_kwargs)
@@ -200,6 +195,17 @@ class _Recorder(TorchDispatchMode):
             result = getattr(functional, func._overloadname)(*args, **kwargs).to(target.dtype)
         self._bind(target, self.node_of(result))
         return target
+
+
+def _decomposed(func: Any, args: Any, kwargs: Any) -> Any:
+    """An op by simpler ones, NotImplemented where torch has no such form of it."""
+    if func in decomposition_table:
+        return decomposition_table[func](*args, **kwargs)
+    if func.namespace == "prims":
+        return func.impl_aten(*args, **kwargs)
+    if func.namespace != "aten":
+        return NotImplemented
+    return func.decompose(*args, **kwargs)
 
 
 def getitem(items: Any, index: int) -> Any:

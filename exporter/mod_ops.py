@@ -380,7 +380,7 @@ def _rearrange(t: Translator, node: fx.Node) -> Value:
 def _getitem(t: Translator, node: fx.Node) -> Value:
     items = t.value(node.args[0])
     assert isinstance(items, tuple)
-    if not items:
+    if node.args[1] not in range(len(items)):
         raise t.unsupported(f"a mod uses {node.args[0]}", "Compute it in forward and capture the result")
     value: Value = items[node.args[1]]  # type: ignore[index]
     return value
@@ -850,6 +850,20 @@ HANDLERS: dict[Any, Handler] = {
     aten.mm.default: _product,
 }
 """ATen op -> what it is in an expression."""
+
+VIEWS = frozenset(
+    {
+        aten.select.int,
+        aten.slice.Tensor,
+        aten.unsqueeze.default,
+        aten.permute.default,
+        aten.transpose.int,
+        aten.t.default,
+        aten.index.Tensor,
+        aten.index_select.default,
+    }
+)
+"""Ops that only say where in a captured tensor to read."""
 
 REDUCTIONS = frozenset(
     {

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from flexpte.exporter.expression import Expression
 from flexpte.exporter.mod_graph import MASK_ARGUMENTS, SCORE_ARGUMENTS, ModGraph, record, without_modes
-from flexpte.exporter.mod_ops import HANDLERS, REDUCTIONS
+from flexpte.exporter.mod_ops import HANDLERS, REDUCTIONS, VIEWS
 from flexpte.exporter.translate import Translator
 
 
@@ -36,7 +36,7 @@ def mask_program(mask_mod: Callable[..., Tensor], like: Tensor) -> Mod:
 
 def _program(graph: ModGraph, type_: str) -> Mod:
     with without_modes(), torch.no_grad():
-        translator = Translator(graph, HANDLERS, REDUCTIONS)
+        translator = Translator(graph, HANDLERS, REDUCTIONS, VIEWS)
         expression, captures, scalars = translator.translate(type_)
     last = expression.nodes[-1]
     if len(expression.nodes) == 1 and (last.op == "Score" or (last.type, last.value_int) == ("Bool", 1)):

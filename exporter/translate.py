@@ -58,9 +58,12 @@ Handler = Callable[["Translator", fx.Node], Value]
 class Translator:
     """One walk over a mod's graph."""
 
-    def __init__(self, graph: ModGraph, handlers: dict[Any, Handler], outside: frozenset[Any]) -> None:
-        """``handlers``: op -> function; ops in ``outside`` are not expanded where they can be computed outside."""
-        self._handlers, self._outside = handlers, outside
+    def __init__(
+        self, graph: ModGraph, handlers: dict[Any, Handler], outside: frozenset[Any], views: frozenset[Any]
+    ) -> None:
+        """``handlers``: op -> function; ops in ``outside`` are not expanded where they can be computed outside,
+        those in ``views`` load nothing, so that the dtype does not matter."""
+        self._handlers, self._outside, self._of_any_dtype = handlers, outside, views
         self.build = Builder()
         self.node: fx.Node = next(iter(graph.graph.nodes))  # being translated
         self._graph = graph
@@ -99,6 +102,8 @@ class Translator:
         if invariant:
             self._invariant.add(node)
         handler = self._handlers.get(node.target)
+        if isinstance(node.meta["val"], Tensor) and node.meta["val"].dtype not in KINDS:
+            handler = handler if node.target in self._of_any_dtype else None
         try:
             if handler is None or (invariant and node.all_input_nodes and node.target in self._outside):
                 raise self.unsupported(
@@ -115,12 +120,6 @@ class Translator:
 
     def _whole(self, node: fx.Node) -> View:
         value = node.meta["val"]
-        if value.dtype not in KINDS:
-            raise Unsupported(
-                f"a mod captures a tensor of {value.dtype}",
-                source=node.meta["source"],
-                fix=f"Convert it to one of {', '.join(str(d).removeprefix('torch.') for d in KINDS)}",
-            )
         return View(node, tuple(Free(d) for d in range(value.dim())), tuple(value.shape), value.dtype)
 
     # -- what handlers use
@@ -166,6 +165,11 @@ class Translator:
 
     def load(self, view: View) -> Lanes:
         """A view element by element; raises Unsupported where that is too many."""
+        if view.dtype not in KINDS:
+            raise self.unsupported(
+                f"a mod captures a tensor of {view.dtype}",
+                f"Convert it to one of {', '.join(str(d).removeprefix('torch.') for d in KINDS)}",
+            )
         if any(isinstance(s, torch.SymInt) for s in view.shape) or _numel(view.shape) > MAX_LANES:
             raise self.unsupported(
                 f"a mod uses {tuple(view.shape)} elements of a captured tensor at once",

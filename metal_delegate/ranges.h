@@ -44,6 +44,7 @@ class MaskRanges {
  private:
   friend class BoundMask;
   struct Impl;
+  explicit MaskRanges(std::unique_ptr<const Impl> impl);
   std::unique_ptr<const Impl> impl_;
 };
 

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from flexpte.models.config import DecoderConfig
 from flexpte.models.decoder import Decoder, Logits
 from flexpte.models.gguf_reader import is_gguf, open_gguf
 from flexpte.models.hf import open_hugging_face
 from flexpte.models.source import CheckpointError, Source, StoredTensor
 from flexpte.models.tokenizer import TokenizerInfo
+from torch import Tensor
 
 Progress = Callable[[str, int, int], None]
 
@@ -105,7 +104,8 @@ def _open(path: Path) -> Source:
     if is_gguf(path):
         return open_gguf(path)
     raise CheckpointError(
-        f"{path}: not a checkpoint; expected a Hugging Face folder (config.json, *.safetensors) or a .gguf file"
+        f"{path}: not a checkpoint; expected a Hugging Face folder (config.json, *.safetensors) "
+        "or a .gguf file"
     )
 
 
@@ -119,12 +119,14 @@ def _check_names(source: Source, expected: Mapping[str, tuple[int, ...]]) -> Non
     missing = [name for name in expected if name not in source.tensors]
     if missing:
         raise CheckpointError(
-            f"{source.name}: {_listed('tensor', missing)} missing from the checkpoint; expected {len(expected)} "
-            f"tensors for a {source.config.model_type} model of {source.config.num_layers} layers. Download it "
-            "again, or correct its configuration"
+            f"{source.name}: {_listed('tensor', missing)} missing from the checkpoint; expected "
+            f"{len(expected)} tensors for a {source.config.model_type} model of {source.config.num_layers} "
+            "layers. Download it again, or correct its configuration"
         )
     tied = {"lm_head.weight"} if source.config.tie_word_embeddings else set()
-    unexpected = [t.stored_name for name, t in source.tensors.items() if name not in expected and name not in tied]
+    unexpected = [
+        t.stored_name for name, t in source.tensors.items() if name not in expected and name not in tied
+    ]
     if unexpected:
         raise CheckpointError(
             f"{source.name}: {_listed('tensor', unexpected)} not part of a {source.config.model_type} model; "
@@ -143,8 +145,8 @@ def _check_shapes(source: Source, expected: Mapping[str, tuple[int, ...]]) -> No
         stored = source.tensors[name]
         if stored.shape != shape:
             raise CheckpointError(
-                f"{source.name}: tensor {stored.stored_name} has shape {list(stored.shape)}, expected {list(shape)} "
-                "by the configuration; one of the two is of another model"
+                f"{source.name}: tensor {stored.stored_name} has shape {list(stored.shape)}, expected "
+                f"{list(shape)} by the configuration; one of the two is of another model"
             )
 
 

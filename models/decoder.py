@@ -1,4 +1,4 @@
-"""A decoder-only transformer written with ``flex_attention``, for the Llama, Mistral, Qwen and Gemma families.
+"""A decoder-only transformer written with ``flex_attention``: Llama, Mistral, Qwen and Gemma families.
 
 Plain PyTorch: it runs eagerly, and ``torch.export`` makes one program of it for every number of
 tokens. The KV caches are buffers that every call updates at ``input_pos``. Parameters carry the names
@@ -14,11 +14,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
+from flexpte.models.config import Activation, DecoderConfig, LayerConfig, Rotary
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-
-from flexpte.models.config import Activation, DecoderConfig, LayerConfig, Rotary
 
 Logits = Literal["last", "all"]
 Angles = tuple[Tensor, Tensor]
@@ -65,11 +64,15 @@ def causal_mask(input_pos: Tensor, capacity: int, window_tokens: int | None) -> 
     def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return kv_idx <= input_pos[q_idx]
 
-    def sliding_window(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        position = input_pos[q_idx]
-        return (kv_idx <= position) & (kv_idx > position - window_tokens)
+    mask_mod = causal
+    if window_tokens is not None:
+        window: int = window_tokens
 
-    mask_mod = causal if window_tokens is None else sliding_window
+        def sliding_window(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            position = input_pos[q_idx]
+            return (kv_idx <= position) & (kv_idx > position - window)
+
+        mask_mod = sliding_window
     return create_block_mask(mask_mod, None, None, input_pos.shape[0], capacity, device=input_pos.device)
 
 
@@ -99,7 +102,11 @@ class Attention(nn.Module):
 
     def __init__(self, config: DecoderConfig, capacity: int) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.num_heads, self.num_kv_heads, self.head_dim = (
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+        )
         self.scale = config.attention_scale
         self.score_mod = None if config.attention_softcap is None else soft_cap(config.attention_softcap)
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -117,7 +124,8 @@ class Attention(nn.Module):
 
     def split_heads(self, x: Tensor) -> Tensor:
         """[B, T, H * D] -> [B, H, T, D]"""
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (-1, self.head_dim))  # type: ignore[no-untyped-call]
+        return heads.transpose(1, 2)
 
     def forward(self, x: Tensor, input_pos: Tensor, angles: Angles, mask: BlockMask) -> Tensor:
         query = self.split_heads(self.q_proj(x))
@@ -137,7 +145,8 @@ class Attention(nn.Module):
             scale=self.scale,
             enable_gqa=self.num_heads != self.num_kv_heads,
         )
-        return self.o_proj(out.transpose(1, 2).flatten(-2))
+        result: Tensor = self.o_proj(out.transpose(1, 2).flatten(-2))
+        return result
 
 
 class FeedForward(nn.Module):
@@ -153,7 +162,8 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         gate = self.gate_proj(x)
         gate = F.silu(gate) if self.activation == "silu" else F.gelu(gate, approximate="tanh")
-        return self.down_proj(gate * self.up_proj(x))
+        result: Tensor = self.down_proj(gate * self.up_proj(x))
+        return result
 
 
 class Block(nn.Module):
@@ -178,9 +188,11 @@ class Block(nn.Module):
         attended = self.self_attn(self.input_layernorm(x), input_pos, angles, mask)
         if self.post_norms:
             x = x + self.post_attention_layernorm(attended)
-            return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
-        x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x))
+            fed: Tensor = self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        else:
+            x = x + attended
+            fed = self.mlp(self.post_attention_layernorm(x))
+        return x + fed
 
 
 class Decoder(nn.Module):
@@ -226,8 +238,7 @@ class Decoder(nn.Module):
             setattr(model.get_submodule(module), leaf, nn.Parameter(state[name], requires_grad=False))
         if config.tie_word_embeddings:
             model.lm_head.weight = model.embed_tokens.weight
-        for block in model.layers:
-            attention = block.self_attn
+        for attention in model.attentions():
             attention.k_cache = torch.zeros(attention.k_cache.shape, dtype=model.embed_tokens.weight.dtype)
             attention.v_cache = torch.zeros(attention.v_cache.shape, dtype=model.embed_tokens.weight.dtype)
         return model.eval()
@@ -268,7 +279,7 @@ class Decoder(nn.Module):
         return {window: causal_mask(input_pos, self.capacity, window) for window in windows}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Decoder:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         # Casting the model to half precision must not round the frequencies: positions multiply them.
         for number, rotary in enumerate(self.rotaries):
             name = f"inv_freq_{number}"
@@ -278,9 +289,13 @@ class Decoder(nn.Module):
     @torch.no_grad()
     def reset(self) -> None:
         """Empty the caches."""
-        for block in self.layers:
-            block.self_attn.k_cache.zero_()
-            block.self_attn.v_cache.zero_()
+        for attention in self.attentions():
+            attention.k_cache.zero_()
+            attention.v_cache.zero_()
+
+    def attentions(self) -> list[Attention]:
+        """The attention of every layer, which holds the layer's caches."""
+        return [module for module in self.modules() if isinstance(module, Attention)]
 
 
 def rounded_to(value: float, dtype: torch.dtype) -> float:
@@ -304,4 +319,10 @@ def example_inputs_and_dynamic_shapes(
     return (tokens, input_pos), {"tokens": {1: num_tokens}, "input_pos": {0: num_tokens}}
 
 
-__all__ = ["Decoder", "LayerConfig", "causal_mask", "example_inputs_and_dynamic_shapes", "inverse_frequencies"]
+__all__ = [
+    "Decoder",
+    "LayerConfig",
+    "causal_mask",
+    "example_inputs_and_dynamic_shapes",
+    "inverse_frequencies",
+]

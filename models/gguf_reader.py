@@ -13,12 +13,11 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from gguf.quants import dequantize
-from torch import Tensor
-
 from flexpte.models.config import ConfigError, DecoderConfig, LayerConfig, Rotary
 from flexpte.models.source import CheckpointError, Source, StoredTensor
 from flexpte.models.tokenizer import TokenizerError, tokenizer_from_gguf
+from gguf.quants import dequantize
+from torch import Tensor
 
 SUPPORTED_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 
@@ -74,14 +73,18 @@ def open_gguf(path: Path) -> Source:
     except (ConfigError, TokenizerError) as error:
         raise CheckpointError(f"{path}: {error}") from error
     if (count := len(metadata["tokenizer.ggml.tokens"])) > config.vocab_size:
-        raise CheckpointError(f"{path}: {count} tokens in the tokenizer, {config.vocab_size} in the embedding")
+        raise CheckpointError(
+            f"{path}: {count} tokens in the tokenizer, {config.vocab_size} in the embedding"
+        )
     tensors = {}
     for name, tensor in stored.items():
         if name == _FREQUENCY_DIVISORS:  # part of the configuration
             continue
         shape = tuple(int(size) for size in reversed(tensor.shape))
         parameter = _parameter_name(name, config.post_norms)
-        tensors[parameter] = StoredTensor(name, shape, partial(_read, path, tensor, shape, _unpermute(name, config)))
+        tensors[parameter] = StoredTensor(
+            name, shape, partial(_read, path, tensor, shape, _unpermute(name, config))
+        )
     return Source(path.stem, config, tokenizer, tensors)
 
 
@@ -103,8 +106,6 @@ def _open(path: Path) -> gguf.GGUFReader:
 def _corrupt(path: Path, error: Exception) -> CheckpointError:
     detail = f"{type(error).__name__}: {error}"
     return CheckpointError(f"{path}: corrupt or cut off ({detail}); download it again")
-
-
 
 
 def _parameter_name(name: str, gemma: bool) -> str:
@@ -169,12 +170,12 @@ class _Metadata:
         if value is None:
             if default is None:
                 raise ConfigError(f"the entry {self.architecture}.{name} is missing")
-            return default
+            return float(default)
         if isinstance(value, list) and len(set(value)) == 1:  # one for every layer
             value = value[0]
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ConfigError(f"the entry {self.architecture}.{name} must be one number, got {value!r}")
-        return value
+        return float(value)
 
     def integer(self, name: str, default: int | None = None) -> int:
         return int(self.number(name, default))
@@ -189,14 +190,20 @@ def _config(entries: Mapping[str, Any], tensors: Mapping[str, Any]) -> DecoderCo
         raise ConfigError(f"is one of {parts} parts; join them with llama-gguf-split --merge")
     data = _Metadata(entries, architecture)
     if data.get("expert_count"):
-        raise ConfigError(f"{architecture}.expert_count = {data.get('expert_count')}: mixtures of experts are not supported")
+        raise ConfigError(
+            f"{architecture}.expert_count = {data.get('expert_count')}: mixtures of experts are not supported"
+        )
     gemma = architecture == "gemma3"
     hidden_size, num_heads = data.integer("embedding_length"), data.integer("attention.head_count")
     if num_heads < 1:
-        raise ConfigError(f"the entry {architecture}.attention.head_count must be at least 1, got {num_heads}")
+        raise ConfigError(
+            f"the entry {architecture}.attention.head_count must be at least 1, got {num_heads}"
+        )
     head_dim = data.integer("attention.key_length", hidden_size // num_heads)
     if data.integer("attention.value_length", head_dim) != head_dim:
-        raise ConfigError(f"{architecture}.attention.value_length differs from key_length, which is not supported")
+        raise ConfigError(
+            f"{architecture}.attention.value_length differs from key_length, which is not supported"
+        )
     layers = _layers(data, tensors, head_dim)
     softcaps = {key: data.get(f"{key}_logit_softcapping") or None for key in ("attn", "final")}
     return DecoderConfig(
@@ -229,7 +236,9 @@ def _rows(tensors: Mapping[str, Any], name: str, dim: int) -> int:
     return int(tensors[name].shape[dim]) if name in tensors and len(tensors[name].shape) > dim else 0
 
 
-def _attention_scale(architecture: str, num_layers: int, hidden_size: int, num_heads: int, head_dim: int) -> float:
+def _attention_scale(
+    architecture: str, num_layers: int, hidden_size: int, num_heads: int, head_dim: int
+) -> float:
     # Files do not carry the scale; Gemma 3 27B, known by its 62 layers, is the one that differs.
     if architecture == "gemma3" and num_layers == 62:
         return float(hidden_size / num_heads) ** -0.5
@@ -247,7 +256,8 @@ def _layers(data: _Metadata, tensors: Mapping[str, Any], head_dim: int) -> tuple
             raise ConfigError("the entry gemma3.attention.sliding_window is missing")
         pattern = data.integer("attention.sliding_window_pattern", 6)
         return tuple(
-            LayerConfig(local, window) if (layer + 1) % pattern else LayerConfig(rotary) for layer in range(count)
+            LayerConfig(local, window) if (layer + 1) % pattern else LayerConfig(rotary)
+            for layer in range(count)
         )
     return (LayerConfig(rotary, window),) * count
 
@@ -255,7 +265,9 @@ def _layers(data: _Metadata, tensors: Mapping[str, Any], head_dim: int) -> tuple
 def _rotary(data: _Metadata, tensors: Mapping[str, Any], head_dim: int) -> Rotary:
     scaling = data.get("rope.scaling.type") or "none"
     if scaling not in ("none", "linear"):
-        raise ConfigError(f"{data.architecture}.rope.scaling.type {scaling!r} is not supported; known: none, linear")
+        raise ConfigError(
+            f"{data.architecture}.rope.scaling.type {scaling!r} is not supported; known: none, linear"
+        )
     rotary_dim = data.integer("rope.dimension_count", head_dim)
     if rotary_dim != head_dim:
         raise ConfigError(

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
-
 from flexpte.models.config import ConfigError, DecoderConfig
 from flexpte.models.source import CheckpointError, Source, StoredTensor
 from flexpte.models.tokenizer import TokenizerError, TokenizerInfo, describe_tokenizer
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 _FLOATING = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
@@ -56,7 +55,9 @@ def _tensors(folder: Path) -> dict[str, StoredTensor]:
                 continue
             name = stored.stored_name.removeprefix("model.")
             if name in tensors:
-                raise CheckpointError(f"{folder}: tensor {stored.stored_name} is stored in more than one file")
+                raise CheckpointError(
+                    f"{folder}: tensor {stored.stored_name} is stored in more than one file"
+                )
             tensors[name] = stored
     return tensors
 
@@ -84,10 +85,12 @@ def _stored_tensors(path: Path) -> Iterable[StoredTensor]:
         if file.read(24).startswith(b"version https://git-lfs"):
             raise CheckpointError(f"{path}: is a Git LFS pointer, not the weights; run git lfs pull")
     try:
-        file = safe_open(str(path), framework="pt", device="cpu")
-        for name in file.keys():  # noqa: SIM118 (not a mapping)
-            part = file.get_slice(name)
-            yield StoredTensor(name, tuple(part.get_shape()), partial(_read, path, file, name, part.get_dtype()))
+        tensors = safe_open(str(path), framework="pt", device="cpu")
+        for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+            part = tensors.get_slice(name)
+            yield StoredTensor(
+                name, tuple(part.get_shape()), partial(_read, path, tensors, name, part.get_dtype())
+            )
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: corrupt or cut off ({error}); download it again") from error
 
@@ -108,7 +111,9 @@ def _read(path: Path, file: Any, name: str, dtype: str) -> Tensor:
 def _tokenizer(folder: Path, config: Mapping[str, Any], vocab_size: int) -> TokenizerInfo | None:
     path = folder / "tokenizer.json"
     if not path.is_file():
-        others = [name for name in ("tokenizer.model", "vocab.json", "vocab.txt") if (folder / name).is_file()]
+        others = [
+            name for name in ("tokenizer.model", "vocab.json", "vocab.txt") if (folder / name).is_file()
+        ]
         if others:
             raise CheckpointError(
                 f"{folder}: has {others[0]} but no tokenizer.json; make one with transformers: "

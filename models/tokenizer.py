@@ -77,7 +77,9 @@ def load_tokenizer(content: str) -> Tokenizer:
 def _required_id(tokenizer: Tokenizer, token: str, field: str) -> int:
     token_id: int | None = tokenizer.token_to_id(token)
     if token_id is None:
-        raise TokenizerError(f"tokenizer_config.json names the {field} {token!r}, which the vocabulary does not have")
+        raise TokenizerError(
+            f"tokenizer_config.json names the {field} {token!r}, which the vocabulary does not have"
+        )
     return token_id
 
 
@@ -132,6 +134,9 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], architecture: str) -> Token
     """
     kind = metadata.get("tokenizer.ggml.model")
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
+    if architecture.startswith("gemma"):
+        # Tokens of several spaces are stored as spaces; merges need them as text looks by then.
+        tokens = [_SPACE * len(token) if token and not token.strip(" ") else token for token in tokens]
     types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise TokenizerError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
@@ -190,7 +195,9 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tuple[Tok
     for merge in _strings(metadata, "tokenizer.ggml.merges"):
         left, space, right = merge.partition(" ")
         if not (left and space and right):
-            raise TokenizerError(f"tokenizer.ggml.merges has {merge!r}; expected two tokens and a space between")
+            raise TokenizerError(
+                f"tokenizer.ggml.merges has {merge!r}; expected two tokens and a space between"
+            )
         merges.append((left, right))
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(_bpe(vocabulary, merges, ignore_merges=rules.whole_words))
@@ -218,9 +225,7 @@ def _sentencepiece(
     metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], architecture: str
 ) -> Tokenizer:
     gemma = architecture.startswith("gemma")
-    # Gemma's tokens of several spaces are stored as spaces.
-    spelled = [_SPACE * len(token) if token and not token.strip(" ") else token for token in tokens]
-    vocabulary = {token: index for index, token in enumerate(spelled)}
+    vocabulary = {token: index for index, token in enumerate(tokens)}
     scores = metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise TokenizerError("tokenizer.ggml.scores is missing or not one number for every token")
@@ -228,16 +233,18 @@ def _sentencepiece(
     ranks = [-index for index in range(len(tokens))] if gemma else scores
     mergeable = [
         (token, ranks[index])
-        for index, token in enumerate(spelled)
+        for index, token in enumerate(tokens)
         if types[index] == NORMAL or (gemma and types[index] == USER_DEFINED)
     ]
-    unknown = next((spelled[index] for index, kind in enumerate(types) if kind == UNKNOWN), None)
+    unknown = next((tokens[index] for index, kind in enumerate(types) if kind == UNKNOWN), None)
     tokenizer = Tokenizer(
         _bpe(vocabulary, _merges(mergeable, vocabulary), unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
     steps: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if metadata.get("tokenizer.ggml.add_space_prefix", not gemma):
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])
+        tokenizer.normalizer = normalizers.Sequence(
+            [normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)]
+        )
         steps.append(decoders.Strip(content=" ", left=1, right=0))
     else:
         tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
@@ -259,10 +266,7 @@ def _merges(mergeable: Iterable[tuple[str, float]], vocabulary: Mapping[str, int
 
 
 def _add_special_tokens(tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
-    """Control and unknown tokens are special; user-defined ones are matched whole but stay visible text.
-
-    Those of spaces alone only matter to merging: the text has no spaces any more when it gets there.
-    """
+    """Control and unknown tokens are special; user-defined ones are matched whole but stay visible text."""
     special = [
         AddedToken(t, normalized=False, special=True)
         for t, k in zip(tokens, types, strict=True)
@@ -272,7 +276,7 @@ def _add_special_tokens(tokenizer: Tokenizer, tokens: Sequence[str], types: Sequ
     visible = [
         AddedToken(t, normalized=False, special=False)
         for t, k in zip(tokens, types, strict=True)
-        if k == USER_DEFINED and t.strip(" ")
+        if k == USER_DEFINED
     ]
     tokenizer.add_tokens(visible)
 

@@ -51,18 +51,24 @@ def render_chat(
                 f'message {number} must be a mapping with a "role" and "content", got {message!r}'
             )
     try:
-        return _environment().from_string(template).render(
-            messages=[dict(message) for message in messages],
-            tools=None if tools is None else list(tools),
-            documents=None,
-            bos_token=bos_token,
-            eos_token=eos_token,
-            add_generation_prompt=add_generation_prompt,
+        return (
+            _environment()
+            .from_string(template)
+            .render(
+                messages=[dict(message) for message in messages],
+                tools=None if tools is None else list(tools),
+                documents=None,
+                bos_token=bos_token,
+                eos_token=eos_token,
+                add_generation_prompt=add_generation_prompt,
+            )
         )
     except ChatTemplateError:
         raise
     except jinja2.TemplateSyntaxError as error:
-        raise ChatTemplateError(f"the chat template is not valid Jinja, line {error.lineno}: {error.message}") from error
+        raise ChatTemplateError(
+            f"the chat template is not valid Jinja, line {error.lineno}: {error.message}"
+        ) from error
     except Exception as error:  # templates are programs of others: they may fail in any way
         raise ChatTemplateError(
             f"the chat template failed on these messages: {type(error).__name__}: {error}"
@@ -87,7 +93,9 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Jinja's own ``tojson`` escapes HTML characters, which models have not been trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> None:

@@ -23,8 +23,9 @@ class MethodLoader {
     FLEXPTE_TRY(read_ids(plan_.outputs(), "outputs", method_.outputs_));
     FLEXPTE_TRY(check_operators());
     FLEXPTE_TRY(load_delegates());
-    FLEXPTE_TRY(count_instructions());
+    FLEXPTE_TRY(check_chains());
     FLEXPTE_TRY(mark_written());
+    mark_multiplied();
     FLEXPTE_TRY(place_states(method_.values_, method_.inputs_, method_.states_));
     FLEXPTE_TRY(give_room(method_.values_, method_.arenas_));
     return read_instructions();
@@ -95,7 +96,7 @@ class MethodLoader {
     return Status::ok();
   }
 
-  Status count_instructions() {
+  Status check_chains() {
     if (plan_.chains() == nullptr) return Status::ok();
     for (const et::Chain* chain : *plan_.chains()) {
       if (chain->instructions() == nullptr) return bad("a chain has no instructions");
@@ -140,6 +141,48 @@ class MethodLoader {
       for (const int32_t id : ids) method_.values_[static_cast<size_t>(id)].written = true;
       return Status::ok();
     });
+  }
+
+  // Transposed weights that only matrix products read need no transposed copy.
+  void mark_multiplied() {
+    std::vector<ValueInfo>& values = method_.values_;
+    for (ValueInfo& value : values) value.only_multiplied = value.initial.kind == ValueKind::kTensor;
+    const auto used = [&values](int64_t id) { values[static_cast<size_t>(id)].only_multiplied = false; };
+    for (const int32_t id : method_.outputs_) used(id);
+    for (const ValueInfo& value : values) {
+      const bool is_list = value.initial.kind == ValueKind::kTensorList ||
+                           value.initial.kind == ValueKind::kOptionalTensorList;
+      for (const int32_t item : value.items) {
+        if (is_list && item >= 0) used(item);
+      }
+    }
+    // The instructions' arguments are in range: mark_written has read them.
+    const Status status = for_each_instruction([&](const et::Instruction& instruction, int64_t, int64_t) -> Status {
+      const flatbuffers::Vector<int32_t>* args = nullptr;
+      if (const auto* kernel = instruction.instr_args_as_KernelCall()) {
+        args = kernel->args();
+        const int32_t op = kernel->op_index();
+        const bool known = op >= 0 && static_cast<size_t>(op) < operators_.size();
+        const std::string_view name = known ? std::string_view(operators_[static_cast<size_t>(op)].first) : "";
+        const bool multiplies = name == "aten::mm.out" || name == "aten::addmm.out";
+        const bool transposes = name == "aten::permute_copy.out" || name == "aten::t_copy.out" ||
+                                name == "aten::transpose_copy.int_out";
+        if (multiplies) return Status::ok();
+        if (transposes && args != nullptr && args->size() > 0) {
+          used(args->Get(0));
+          return Status::ok();
+        }
+      } else if (const auto* call = instruction.instr_args_as_DelegateCall()) {
+        args = call->args();
+      } else if (const auto* move = instruction.instr_args_as_MoveCall()) {
+        used(move->move_to());
+        if (is_value(move->move_from())) used(move->move_from());
+      }
+      if (args == nullptr) return Status::ok();
+      for (const int32_t id : *args) used(id);
+      return Status::ok();
+    });
+    (void)status;
   }
 
   Status read_instructions() {

@@ -68,7 +68,7 @@ HWY_INLINE void store(VF v, DF, BFloat16* p) {
   const auto odd = hn::And(high, hn::Set(d32, 1u));
   const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(d32, 0x7FFFu)), odd));
   const auto quiet = hn::Or(high, hn::Set(d32, 0x40u));
-  const auto result = hn::IfThenElse(hn::RebindMask(d32, hn::Ne(v, v)), quiet, rounded);
+  const auto result = hn::IfThenElse(hn::RebindMask(d32, hn::IsNaN(v)), quiet, rounded);
   hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, result)), d16, reinterpret_cast<uint16_t*>(p));
 }
 

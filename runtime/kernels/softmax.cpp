@@ -67,7 +67,7 @@ HWY_INLINE void store_row(VF v, DF d, T* out, int64_t stride, int64_t i, int64_t
 }
 
 // e^x for x <= 0 or NaN (which Highway's Exp would turn into 0).
-HWY_INLINE VF exp_or_nan(DF d, VF x) { return hn::IfThenElse(hn::Ne(x, x), x, hn::Exp(d, x)); }
+HWY_INLINE VF exp_or_nan(DF d, VF x) { return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x)); }
 
 template <class In, class Out>
 void softmax_row(const Softmax& p, const In* x, Out* out) {

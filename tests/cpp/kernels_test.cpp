@@ -64,7 +64,7 @@ void check_linear(int64_t m, int64_t n, int64_t k, DType x_dtype, DType w_dtype,
       if (::testing::Test::HasFatalFailure()) return;
     }
     const auto element = static_cast<size_t>(element_size_bytes(out_dtype));
-    if (i + 1 < m) {
+    if (i + 1 < m && n > 0) {
       for (size_t b = static_cast<size_t>(i * (n + 3) + n) * element; b < static_cast<size_t>((i + 1) * (n + 3)) * element; ++b) {
         ASSERT_EQ(out.bytes()[b], std::byte{0xFF}) << what << ": wrote between rows";
       }
@@ -302,9 +302,8 @@ TEST(Softmax, PlusInfinityGivesNanAndEmptyRowsAreFine) {
   const ThreadPool pool(1);
   Tensor x(DType::kF32, {3}), out(DType::kF32, {3});
   x.fill({0, kInf, 1});
-  softmax(x.view(), false, out.view(), pool);  // torch: [0, nan, 0]
-  EXPECT_EQ(out.get(0), 0);
-  EXPECT_TRUE(std::isnan(out.get(1)));
+  softmax(x.view(), false, out.view(), pool);  // torch gives [nan, nan, nan] too
+  for (int64_t i = 0; i < 3; ++i) EXPECT_TRUE(std::isnan(out.get(i)));
   Tensor none(DType::kF32, {2, 0}), nothing(DType::kF32, {2, 0});
   softmax(none.view(), true, nothing.view(), pool);
 }

@@ -120,9 +120,15 @@ def put(name: str, tensor: torch.Tensor) -> Callable[[dict[str, torch.Tensor]], 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (drop("model.layers.1.self_attn.k_proj.weight"), r"tensor layers\.1\.self_attn\.k_proj\.weight is missing"),
+        (
+            drop("model.layers.1.self_attn.k_proj.weight"),
+            r"tensor layers\.1\.self_attn\.k_proj\.weight is missing",
+        ),
         (drop("lm_head.weight"), r"tensor lm_head\.weight is missing"),
-        (put("model.layers.0.extra.weight", torch.ones(1)), r"tensor model\.layers\.0\.extra\.weight is not part of"),
+        (
+            put("model.layers.0.extra.weight", torch.ones(1)),
+            r"tensor model\.layers\.0\.extra\.weight is not part of",
+        ),
         (
             put("model.norm.weight", torch.ones(63)),
             r"tensor model\.norm\.weight has shape \[63\], expected \[64\]",
@@ -150,7 +156,10 @@ def test_tensors_that_do_not_fit(
     [
         ({"model_type": "mamba"}, "model_type 'mamba' is not supported; supported: llama, mistral"),
         ({"model_type": "mixtral"}, "model_type 'mixtral' is not supported"),
-        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, "multimodal model: save its text part"),
+        (
+            {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}},
+            "multimodal model: save its text part",
+        ),
         ({"model_type": KeyError}, "'model_type' is missing"),
         ({"hidden_size": KeyError}, "'hidden_size' is missing"),
         ({"vocab_size": "many"}, "vocab_size must be a number, got 'many'"),
@@ -162,8 +171,14 @@ def test_tensors_that_do_not_fit(
         ({"sliding_window": 4}, "llama has no windows"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn' is not supported"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 4.0}}, "'low_freq_factor' is missing"),
-        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor",
+        ),
+        (
+            {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "rope_type 'dynamic'",
+        ),
         ({"num_local_experts": 8}, "num_local_experts = 8 is not supported"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ],
@@ -179,14 +194,20 @@ def test_configurations_that_do_not_fit(folder: Path, changes: dict[str, Any], m
     [
         ("qwen2_with_window", {"use_sliding_window": False}, "use_sliding_window is false; make them agree"),
         ("qwen3", {"layer_types": ["full_attention"]}, "layer_types must list num_hidden_layers = 2"),
-        ("qwen3", {"layer_types": ["full_attention", "chunked_attention"]}, "layer_types names 'chunked_attention'"),
+        (
+            "qwen3",
+            {"layer_types": ["full_attention", "chunked_attention"]},
+            "layer_types names 'chunked_attention'",
+        ),
         ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
         ("gemma3", {"sliding_window": None}, "'sliding_window' is missing"),
         ("gemma3", {"sliding_window": 0}, "sliding_window must be at least 1, got 0"),
         ("gemma2", {"attn_logit_softcapping": 0}, "attention_softcap must be positive or null"),
     ],
 )
-def test_windows_and_caps_that_do_not_fit(tmp_path: Path, family: str, changes: dict[str, Any], message: str) -> None:
+def test_windows_and_caps_that_do_not_fit(
+    tmp_path: Path, family: str, changes: dict[str, Any], message: str
+) -> None:
     folder = save(transformers_model(family), tmp_path)
     edit_config(folder, **changes)
     with pytest.raises(CheckpointError, match=message):
@@ -253,7 +274,9 @@ def tiny_tokenizer(add_bos: bool) -> Tokenizer:
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<s>", "</s>", "<turn>")])
     if add_bos:
-        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 100)])
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 100)]
+        )
     return tokenizer
 
 
@@ -271,7 +294,11 @@ def test_tokenizer_and_template_come_along(folder: Path, add_bos: bool) -> None:
     assert (metadata["bos_token_id"], metadata["add_bos"]) == (100, add_bos)
     assert metadata["eos_token_ids"] == [101, 102, 99]
     assert (metadata["max_context"], metadata["logits"], metadata["dtype"]) == (64, "all", "fp32")
-    assert (metadata["name"], metadata["vocab_size"], metadata["windows"]) == ("tiny-llama", 120, [None, None])
+    assert (metadata["name"], metadata["vocab_size"], metadata["windows"]) == (
+        "tiny-llama",
+        120,
+        [None, None],
+    )
     json.dumps(metadata)
     (folder / "chat_template.jinja").write_text("from the file")
     assert load_checkpoint(folder).metadata()["chat_template"] == "from the file"

@@ -73,7 +73,10 @@ def test_half_precision_is_as_good_as_transformers(family: tuple[str, Path], dty
         theirs = transformers_model(name).to(dtype)(tokens).logits[0].float()
     decoder = load_checkpoint(folder, dtype).decoder(NUM_TOKENS, logits="all")
     ours = run(decoder, tokens, [NUM_PREFILL] + [1] * (NUM_TOKENS - NUM_PREFILL)).float()
-    their_error, our_error = (theirs - expected).square().mean().sqrt(), (ours - expected).square().mean().sqrt()
+    their_error, our_error = (
+        (theirs - expected).square().mean().sqrt(),
+        (ours - expected).square().mean().sqrt(),
+    )
     assert their_error > 0
     assert our_error <= 1.25 * their_error
 
@@ -140,7 +143,10 @@ def test_weights_are_shared_between_decoders_and_with_a_tied_head(tmp_path: Path
     pointers = {d.get_parameter("embed_tokens.weight").data_ptr() for d in (first, second)}
     assert pointers == {first.lm_head.weight.data_ptr()}
     assert "lm_head.weight" not in model.state
-    assert model.state["layers.0.mlp.up_proj.weight"].data_ptr() == second.layers[0].mlp.up_proj.weight.data_ptr()
+    assert (
+        model.state["layers.0.mlp.up_proj.weight"].data_ptr()
+        == second.layers[0].mlp.up_proj.weight.data_ptr()
+    )
 
 
 @pytest.mark.parametrize("capacity", [0, 257])
@@ -192,7 +198,14 @@ def test_masks_are_made_once_for_each_window(tmp_path: Path, monkeypatch: pytest
 
 def test_capacity_one_exports_statically() -> None:
     config = DecoderConfig.from_hugging_face(
-        {"model_type": "llama", "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+        {
+            "model_type": "llama",
+            "vocab_size": 8,
+            "hidden_size": 8,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        }
     )
     (tokens, positions), shapes = example_inputs_and_dynamic_shapes(config, 1)
     assert (tokens.shape, positions.shape) == ((1, 1), (1,))

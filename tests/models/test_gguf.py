@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from flexpte.models.checkpoints import CheckpointError, load_checkpoint
 from flexpte.models.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN
 from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
 
 from tests.models.tiny import random_tokens, transformers_model
 
@@ -44,7 +45,12 @@ _TOP["lm_head.weight"] = "output.weight"
 def interleave(rows: np.ndarray, heads: int) -> np.ndarray:
     """llama.cpp's order of query and key rows: the first row of each half, the second of each half, ..."""
     size = rows.shape[0] // heads
-    order = [head * size + half * size // 2 + i for head in range(heads) for i in range(size // 2) for half in (0, 1)]
+    order = [
+        head * size + half * size // 2 + i
+        for head in range(heads)
+        for i in range(size // 2)
+        for half in (0, 1)
+    ]
     return rows[order]
 
 
@@ -69,7 +75,13 @@ class Writer:
         }
         self.tokenizer: dict[str, Any] = {
             "model": "llama",
-            "tokens": ["<unk>", "<s>", "</s>", "<0x41>", *(chr(ord("a") + i % 26) * (1 + i // 26) for i in range(116))],
+            "tokens": [
+                "<unk>",
+                "<s>",
+                "</s>",
+                "<0x41>",
+                *(chr(ord("a") + i % 26) * (1 + i // 26) for i in range(116)),
+            ],
             "token_type": [UNKNOWN, CONTROL, CONTROL, BYTE, *[NORMAL] * 116],
             "scores": [-float(i) for i in range(120)],
             "bos_token_id": 1,
@@ -144,7 +156,9 @@ FILES: dict[str, tuple[str, str, dict[str, Any]]] = {
 @torch.no_grad()
 def test_logits_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
     family, architecture, entries = FILES[name]
-    changes = {"tie_word_embeddings": entries["tie_word_embeddings"]} if "tie_word_embeddings" in entries else {}
+    changes = (
+        {"tie_word_embeddings": entries["tie_word_embeddings"]} if "tie_word_embeddings" in entries else {}
+    )
     if architecture == "gemma3":
         changes["query_pre_attn_scalar"] = 24  # the head's size: files carry no other
     writer = Writer(family, architecture, **changes)
@@ -152,7 +166,9 @@ def test_logits_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
     tokens = random_tokens(30)
     expected = writer.model(tokens).logits
     decoder = load_checkpoint(writer.write(tmp_path / "tiny.gguf")).decoder(32, logits="all")
-    actual = torch.cat([decoder(tokens[:, :20], torch.arange(20)), decoder(tokens[:, 20:], torch.arange(20, 30))], 1)
+    actual = torch.cat(
+        [decoder(tokens[:, :20], torch.arange(20)), decoder(tokens[:, 20:], torch.arange(20, 30))], 1
+    )
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
@@ -164,7 +180,9 @@ def test_llama3_frequency_divisors(tmp_path: Path) -> None:
     writer.tensors["rope_freqs.weight"] = (plain / rotary.inv_freq).numpy()
     tokens = random_tokens(40)
     expected = writer.model(tokens).logits
-    actual = load_checkpoint(writer.write(tmp_path / "t.gguf")).decoder(40, logits="all")(tokens, torch.arange(40))
+    actual = load_checkpoint(writer.write(tmp_path / "t.gguf")).decoder(40, logits="all")(
+        tokens, torch.arange(40)
+    )
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
     writer.tensors["rope_freqs.weight"] = np.ones(5, np.float32)
     with pytest.raises(CheckpointError, match="5 frequency divisors for 8 rotated pairs"):
@@ -180,7 +198,11 @@ def test_quantised_tensors_are_dequantised(tmp_path: Path) -> None:
     for key, value in writer.tokenizer.items():
         writer._add(gguf_writer, f"tokenizer.ggml.{key}", value)
     for name, values in writer.tensors.items():
-        kind = gguf.GGMLQuantizationType.Q8_0 if name.endswith("ffn_up.weight") else gguf.GGMLQuantizationType.F16
+        kind = (
+            gguf.GGMLQuantizationType.Q8_0
+            if name.endswith("ffn_up.weight")
+            else gguf.GGMLQuantizationType.F16
+        )
         if values.ndim == 1:
             kind = gguf.GGMLQuantizationType.F32
         gguf_writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
@@ -220,17 +242,41 @@ def remove_entry(key: str) -> Callable[[Writer], None]:
         (change_entry("attention.head_count", 0), "head_count must be at least 1"),
         (change_entry("block_count", 3), r"tensors layers\.2\..* missing"),
         (change_entry("block_count", 1), r"tensors blk\.1\..* and 4 more are not part of a llama model"),
-        (change_entry("feed_forward_length", 97), r"ffn_gate\.weight has shape \[96, 64\], expected \[97, 64\]"),
-        (change_tokenizer("model", "rwkv"), r"tokenizer\.ggml\.model 'rwkv' is not supported; known: gpt2, llama"),
+        (
+            change_entry("feed_forward_length", 97),
+            r"ffn_gate\.weight has shape \[96, 64\], expected \[97, 64\]",
+        ),
+        (
+            change_tokenizer("model", "rwkv"),
+            r"tokenizer\.ggml\.model 'rwkv' is not supported; known: gpt2, llama",
+        ),
         (change_tokenizer("bos_token_id", 120), r"bos_token_id is 120, but the vocabulary has 120"),
-        (change_tokenizer("scores", [0.0]), r"tokenizer\.ggml\.scores is missing or not one number for every token"),
+        (
+            change_tokenizer("scores", [0.0]),
+            r"tokenizer\.ggml\.scores is missing or not one number for every token",
+        ),
         (change_tokenizer("token_type", [1]), r"token_type has 1 entries for 120 tokens"),
-        (lambda writer: writer.tokenizer.update(model="gpt2", pre="unheard-of"), r"tokenizer\.ggml\.pre 'unheard-of'"),
-        (lambda writer: writer.tokenizer.update(model="gpt2", pre="qwen2"), r"tokenizer\.ggml\.merges is missing"),
-        (lambda writer: writer.tokenizer.update(model="gpt2", pre="qwen2", merges=["ab"]), "expected two tokens"),
-        (lambda writer: writer.tokenizer.update(model="gpt2", pre="qwen2", merges=["a Q"]), "do not fit together"),
+        (
+            lambda writer: writer.tokenizer.update(model="gpt2", pre="unheard-of"),
+            r"tokenizer\.ggml\.pre 'unheard-of'",
+        ),
+        (
+            lambda writer: writer.tokenizer.update(model="gpt2", pre="qwen2"),
+            r"tokenizer\.ggml\.merges is missing",
+        ),
+        (
+            lambda writer: writer.tokenizer.update(model="gpt2", pre="qwen2", merges=["ab"]),
+            "expected two tokens",
+        ),
+        (
+            lambda writer: writer.tokenizer.update(model="gpt2", pre="qwen2", merges=["a Q"]),
+            "do not fit together",
+        ),
         (lambda writer: writer.tokenizer.pop("tokens"), r"tokenizer\.ggml\.tokens is missing"),
-        (lambda writer: writer.tensors.update({"blk.0.extra": np.ones(1, np.float32)}), r"tensor blk\.0\.extra is not part"),
+        (
+            lambda writer: writer.tensors.update({"blk.0.extra": np.ones(1, np.float32)}),
+            r"tensor blk\.0\.extra is not part",
+        ),
     ],
 )
 def test_files_that_do_not_fit(tmp_path: Path, change: Callable[[Writer], Any], message: str) -> None:
@@ -243,7 +289,9 @@ def test_files_that_do_not_fit(tmp_path: Path, change: Callable[[Writer], Any], 
 def test_other_architectures_are_refused(tmp_path: Path) -> None:
     writer = Writer("mistral_without_window", "llama")
     writer.architecture = "phi3"
-    with pytest.raises(CheckpointError, match=r"general\.architecture 'phi3' is not supported; supported: llama"):
+    with pytest.raises(
+        CheckpointError, match=r"general\.architecture 'phi3' is not supported; supported: llama"
+    ):
         load_checkpoint(writer.write(tmp_path / "tiny.gguf"))
 
 
@@ -278,12 +326,16 @@ def test_one_file_in_a_folder_is_found(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def smollm2_reference(smollm2_gguf: Path) -> Any:
-    import transformers
-
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
-    ).eval()
+def smollm2_reference(smollm2_gguf: Path) -> Iterator[Any]:
+    """transformers' own reading of the file. It asks for accelerate, but uses it for devices only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformers.modeling_utils.is_accelerate_available", lambda: True)
+        yield AutoModelForCausalLM.from_pretrained(
+            smollm2_gguf.parent,
+            gguf_file=smollm2_gguf.name,
+            dtype=torch.float32,
+            attn_implementation="eager",
+        ).eval()
 
 
 @pytest.mark.slow
@@ -306,7 +358,9 @@ def test_smollm2_equals_transformers(smollm2_gguf: Path, smollm2_reference: Any)
 @pytest.mark.slow
 def test_smollm2_weights_are_the_dequantised_ones(smollm2_gguf: Path, smollm2_reference: Any) -> None:
     state = load_checkpoint(smollm2_gguf).state
-    theirs = {name.removeprefix("model."): parameter for name, parameter in smollm2_reference.named_parameters()}
+    theirs = {
+        name.removeprefix("model."): parameter for name, parameter in smollm2_reference.named_parameters()
+    }
     assert set(state) == set(theirs)
     for name, tensor in state.items():
         torch.testing.assert_close(tensor, theirs[name], atol=1e-6, rtol=1e-6)

@@ -54,7 +54,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Config", {"num_hidden_layers": 2, "head_dim": 32, "tie_word_embeddings": True}),
     "gemma2": (
         "Gemma2Config",
-        {**_GEMMA_SIZES, "num_hidden_layers": 3, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5},
+        {
+            **_GEMMA_SIZES,
+            "num_hidden_layers": 3,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 1.5,
+        },
     ),
     "gemma3": ("Gemma3TextConfig", {**_GEMMA_SIZES, "num_hidden_layers": 7}),
     "gemma3_linear_rope": (
@@ -68,7 +73,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
-    "one_kv_head": ("LlamaConfig", {"num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 48}),
+    "one_kv_head": (
+        "LlamaConfig",
+        {"num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 48},
+    ),
 }
 
 

@@ -17,7 +17,8 @@ MESSAGES = [
 TOOLS = [{"type": "function", "function": {"name": "größe", "parameters": {"a": ["<x>", 1.5, None, True]}}}]
 TEMPLATES = {
     "chatml": (
-        "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+        "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n'}}"
+        "{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     ),
     "blocks_and_whitespace": (
@@ -30,10 +31,14 @@ TEMPLATES = {
     ),
     "tools": "{% if tools %}{{ tools | tojson }}|{{ tools | tojson(indent=2) }}{% else %}no tools{% endif %}",
     "generation": (
-        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}"
         "{% else %}{{ m.content }}{% endif %}\n{% endfor %}"
     ),
-    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + m.content|length %}{% endfor %}{{ ns.n }}",
+    "namespace": (
+        "{% set ns = namespace(n=0) %}{% for m in messages %}"
+        "{% set ns.n = ns.n + m.content|length %}{% endfor %}{{ ns.n }}"
+    ),
 }
 
 

@@ -11,7 +11,9 @@ from flexpte.runtime.sampling import sample, validate_sampling
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
-def distribution(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> dict[int, float]:
+def distribution(
+    logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
+) -> dict[int, float]:
     """Probability of every token that may come, one rule after the other, in plain Python."""
     largest = max(float(x) for x in logits)
     weight = {i: math.exp((float(x) - largest) / temperature) for i, x in enumerate(logits) if x != -math.inf}
@@ -61,7 +63,10 @@ def test_frequencies_match_the_distribution(options: dict[str, float]) -> None:
     assert set(np.flatnonzero(counts)) <= set(expected)
     for token, probability in expected.items():
         # Five standard deviations of the binomial distribution.
-        assert abs(counts[token] / draws - probability) <= 5 * math.sqrt(probability * (1 - probability) / draws) + 1e-9
+        assert (
+            abs(counts[token] / draws - probability)
+            <= 5 * math.sqrt(probability * (1 - probability) / draws) + 1e-9
+        )
 
 
 def test_temperature_zero_is_greedy_and_takes_the_first_of_equals() -> None:
@@ -90,7 +95,11 @@ def test_a_seed_gives_the_same_tokens_and_another_seed_others() -> None:
 def test_extreme_values_do_not_overflow() -> None:
     logits = np.array([3e38, -3e38, 2.9e38], np.float32)
     for temperature in (1e-30, 1e30):
-        assert sample(logits, generator=np.random.default_rng(0), **{**OFF, "temperature": temperature}) in (0, 1, 2)
+        assert sample(logits, generator=np.random.default_rng(0), **{**OFF, "temperature": temperature}) in (
+            0,
+            1,
+            2,
+        )
     assert sample(logits, generator=np.random.default_rng(0), **{**OFF, "temperature": 1e-30}) == 0
 
 
