@@ -17,6 +17,9 @@ import torch.nn.attention.flex_attention as flex_module
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from flexpte.exporter.evaluate import evaluate
+from flexpte.exporter.mods import mask_program
+
 _LIBRARY = torch.library.Library("flexpte", "FRAGMENT")  # an op lives as long as its library object
 
 
@@ -106,20 +109,50 @@ def forward_only_block_masks() -> Iterator[None]:
 
 
 @contextmanager
-def block_masks_as_inputs() -> Iterator[None]:
-    """BlockMask is a pytree node, so that it can be an argument of forward."""
+def computed_block_masks() -> Iterator[None]:
+    """``create_block_mask`` computes its lists by ordinary ops, for a model that reads them.
+
+    torch's own way, vmap over the mask_mod, leaves functorch's internals in a captured graph.
+    """
+    with mock.patch.object(flex_module, "create_mask", _dense_mask):
+        yield
+
+
+def _dense_mask(mask_mod: Any, B: Any, H: Any, Q_LEN: Any, KV_LEN: Any, device: Any = None) -> Tensor:
+    sizes = (1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN)
+    names = ("Batch", "Head", "QIdx", "KvIdx")
+    leaves = {
+        name: torch.arange(size).reshape([-1 if d == i else 1 for d in range(4)])
+        for i, (name, size) in enumerate(zip(names, sizes, strict=True))
+    }
+    program = mask_program(mask_mod, leaves["QIdx"])
+    if program.expression is None:
+        return torch.ones(sizes, dtype=torch.bool)
+    return evaluate(program.expression, leaves, program.captures, program.scalars).expand(sizes)
+
+
+def accept_block_masks(inputs: Any) -> None:
+    """Make BlockMask a pytree node if ``inputs`` hold one: torch.export takes pytrees of tensors.
+
+    It stays one, since the exported program is called with it. The tensors in a mask_mod's closure are leaves.
+    """
     pytree = torch.utils._pytree
-    if BlockMask in pytree.SUPPORTED_NODES:
-        yield
-        return
-    pytree.register_pytree_node(
-        BlockMask,
-        BlockMask._flatten,
-        lambda leaves, context: BlockMask._unflatten(tuple(leaves), context),
-        flatten_with_keys_fn=BlockMask._flatten_with_keys,
-        serialized_type_name="torch.nn.attention.flex_attention.BlockMask",
-    )
-    try:
-        yield
-    finally:
-        pytree._deregister_pytree_node(BlockMask)
+    if any(isinstance(x, BlockMask) for x in pytree.tree_leaves(inputs)):
+        pytree.register_pytree_node(
+            BlockMask,
+            _flatten,
+            lambda leaves, context: BlockMask._unflatten(tuple(leaves), context),
+            flatten_with_keys_fn=_flatten_with_keys,
+            serialized_type_name="torch.nn.attention.flex_attention.BlockMask",
+        )
+
+
+def _flatten(mask: BlockMask) -> Any:
+    # torch leaves closures alone while anything is traced, and would find other leaves than before.
+    with mock.patch.object(torch.compiler, "is_compiling", torch.compiler.is_dynamo_compiling):
+        return mask._flatten()
+
+
+def _flatten_with_keys(mask: BlockMask) -> Any:
+    with mock.patch.object(torch.compiler, "is_compiling", torch.compiler.is_dynamo_compiling):
+        return mask._flatten_with_keys()

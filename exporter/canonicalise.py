@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from typing import Any
 
 import torch
 from torch import fx
@@ -42,6 +44,8 @@ def canonicalise(program: ExportedProgram) -> ExportedProgram:
         if node.target is torch.ops.flexpte.flex_attention.default:
             _drop_own_lists(node)
             _natural_lse(node)
+        elif node.target is torch.sym_sum:
+            _spell_out(node)
     _remove_dead_code(graph)
     _remove_unused_constants(program)
     program.graph_module.recompile()
@@ -70,6 +74,22 @@ def _natural_lse(node: fx.Node) -> None:
             for natural in list(base2.users):
                 if natural.target is aten.mul.Tensor and natural.args[1] == LN2:
                     natural.replace_all_uses_with(lse)
+
+
+def _spell_out(node: fx.Node) -> None:
+    """torch.sym_sum([a, b, c]) as a + b + c: one form of scalar arithmetic for what follows."""
+    total, *rest = node.args[0]  # type: ignore[misc]
+    value = _value(total)
+    with node.graph.inserting_before(node):
+        for term in rest:
+            value = value + _value(term)
+            total = node.graph.call_function(operator.add, (total, term))
+            total.meta["val"] = value
+    node.replace_all_uses_with(total)  # type: ignore[arg-type]
+
+
+def _value(argument: Any) -> Any:
+    return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
 
 def _remove_dead_code(graph: fx.Graph) -> None:

@@ -6,8 +6,9 @@ its mods are turned into expressions there and then, and the custom op is called
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -19,11 +20,17 @@ from torch._higher_order_ops.flex_attention import FlexAttentionHOP
 from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from flexpte.exporter.block_mask import block_masks_as_inputs, forward_only_block_masks, symbolic_block_masks
+from flexpte.exporter.block_mask import (
+    accept_block_masks,
+    computed_block_masks,
+    forward_only_block_masks,
+    symbolic_block_masks,
+)
 from flexpte.exporter.canonicalise import LN2, canonicalise, reads_block_lists
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.expression import to_json
 from flexpte.exporter.flex_op import flex_attention_op
+from flexpte.exporter.mod_graph import model_line
 from flexpte.exporter.mods import Mod, mask_program, score_program
 
 
@@ -40,14 +47,16 @@ def capture(
     express, and whatever torch.export raises for a model that it cannot trace.
     """
     flex_attention_op()
-    with inference(module), block_masks_as_inputs(), forward_only_block_masks():
+    accept_block_masks(example_inputs)
+    with inference(module), forward_only_block_masks():
         # Strides of views would become part of the program, and exclude sizes that they do not fit.
         example_inputs = pytree.tree_map_only(Tensor, _packed, example_inputs)
         trace = lambda: _trace(module, example_inputs, dynamic_shapes, strict)  # noqa: E731
         with symbolic_block_masks():
             program = canonicalise(trace())
         if reads_block_lists(program):  # the model computes with the lists: they are needed after all
-            program = canonicalise(trace())
+            with nullcontext() if strict else computed_block_masks():
+                program = canonicalise(trace())
     return program
 
 
@@ -93,7 +102,22 @@ def custom_attention(module: nn.Module, strict: bool) -> Iterator[None]:
         if not strict:
             # Compiled functions, flex_attention's own included, are traced through.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
+            options = flex_module._apply_kernel_options
+            stack.enter_context(
+                mock.patch.object(flex_module, "_apply_kernel_options", lambda *a, **k: _no_max_scores(options, *a, **k))
+            )
         yield
+
+
+def _no_max_scores(options: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    request = kwargs.get("return_aux", args[5] if len(args) > 5 else None)
+    if request is not None and request.max_scores:
+        raise Unsupported(
+            "flex_attention is asked for max_scores",
+            source=model_line(sys._getframe(1)),
+            fix="Use return_aux=AuxRequest(lse=True)",
+        )
+    return options(*args, **kwargs)
 
 
 def _registered(module: nn.Module, state: dict[int, str], tensor: Tensor) -> Tensor:

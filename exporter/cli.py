@@ -93,6 +93,7 @@ def export(
     """
     with _one_line_errors():
         _check_output(output)
+        from flexpte.exporter.inspect import size_text
         from flexpte.exporter.language_model import export_language_model
 
         with _progress(quiet) as progress:
@@ -107,7 +108,7 @@ def export(
             result.save(output)
         if not quiet:
             errors.print(str(result.report), markup=False)
-            errors.print(f"wrote {output} ({_size(output.stat().st_size)})", markup=False)
+            errors.print(f"wrote {output} ({size_text(output.stat().st_size)})", markup=False)
 
 
 @app.command()
@@ -298,12 +299,3 @@ def _expected_errors() -> tuple[type[Exception], ...]:
     if "flexpte.models.checkpoints" in sys.modules:
         kinds.append(sys.modules["flexpte.models.checkpoints"].CheckpointError)
     return tuple(kinds)
-
-
-def _size(size_bytes: int) -> str:
-    value, unit = float(size_bytes), "B"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

@@ -160,7 +160,7 @@ def evaluate(
     expression: Expression,
     leaves: dict[str, Tensor],
     captures: Sequence[Tensor],
-    scalars: Sequence[int],
+    scalars: Sequence[int | torch.SymInt],
     active: Tensor | None = None,
 ) -> Tensor:
     """Value of an expression over broadcasting index tensors.
@@ -177,7 +177,7 @@ def evaluate(
         elif node.op == "Load":
             values.append(load(captures[node.index], args, active).to(dtype))
         elif node.op == "Scalar":
-            values.append(torch.tensor(int(scalars[node.index]), dtype=dtype))
+            values.append(torch.full((), scalars[node.index], dtype=dtype))
         elif node.op in leaves:
             values.append(leaves[node.op].to(dtype))
         else:

@@ -26,6 +26,9 @@ _ACCUMULATING = (ir.Linear, ir.MatMul, ir.RmsNorm, ir.LayerNorm)
 def fuse(b: Lowering) -> None:
     """Run all passes on a lowered region."""
     b.instructions = without_dead(b, b.instructions)
+    b.instructions = written_out_norms(b, b.instructions)
+    b.instructions = without_dead(b, b.instructions)
+    b.instructions = retargeted_copies(b, b.instructions)
     b.instructions = weighted_norms(b, b.instructions)
     b.instructions = fused_elementwise(b, b.instructions)
     b.instructions = split_at_cats(b, b.instructions)
@@ -76,6 +79,80 @@ def without_dead(b: Lowering, instructions: list[Instruction]) -> list[Instructi
             read.update(b.values[n].storage for n in instruction.op.reads())
             kept.append(instruction)
     return kept[::-1]
+
+
+def _single(b: Lowering, uses: _Uses, instructions: list[Instruction], number: int, ops: set[str]) -> Elementwise | None:
+    """The writer of a value, if it is elementwise and computes nothing but these operations."""
+    writer = uses.only_writer(b.values[number].storage)
+    op = instructions[writer].op if writer is not None else None
+    if not isinstance(op, Elementwise) or len(op.inputs) != 1 or op.captures or op.scalars:
+        return None
+    done = [n.op for n in op.expression.nodes if n.op not in ("Input", "Constant")]
+    return op if len(done) == 1 and done[0] in ops else None
+
+
+def _squares(op: Elementwise) -> bool:
+    nodes = op.expression.nodes
+    if nodes[-1].op == "Mul":
+        return nodes[-1].args == (0, 0) and nodes[0].op == "Input"
+    return nodes[-1].op == "Square"
+
+
+def written_out_norms(b: Lowering, instructions: list[Instruction]) -> list[Instruction]:
+    """x * rsqrt(mean(x^2) + eps) as one RmsNorm without weight."""
+    uses = _Uses(b, instructions)
+    result = list(instructions)
+    for position, instruction in enumerate(instructions):
+        op = instruction.op
+        if not isinstance(op, Elementwise) or len(op.inputs) != 2:
+            continue
+        if [n.op for n in op.expression.nodes] != ["Input", "Input", "Mul"]:
+            continue
+        for x, inverse in (op.inputs, op.inputs[::-1]):
+            root = _single(b, uses, instructions, inverse, {"Rsqrt"})
+            shifted = root and _single(b, uses, instructions, root.inputs[0], {"Add"})
+            eps = [n.value_float for n in shifted.expression.nodes if n.op == "Constant"] if shifted else []
+            if shifted is None or len(eps) != 1:
+                continue
+            writer = uses.only_writer(b.values[shifted.inputs[0]].storage)
+            mean = instructions[writer].op if writer is not None else None
+            if not isinstance(mean, ir.Reduce) or mean.op != "Mean" or mean.num_dims != 1:
+                continue
+            square = _single(b, uses, instructions, mean.x, {"Square", "Mul"})
+            if square is None or not _squares(square):
+                continue
+            # Square, mean and product run over the same rows of the same tensor.
+            base = views.normalised(b.values[x])
+            over = b.values[square.out]
+            if views.normalised(b.values[square.inputs[0]]) != base or b.values[mean.x] != over:
+                continue
+            row = b.values[inverse]
+            if base.sizes != over.sizes or not same(row.strides[-1], 0) or not _rows(base):
+                continue
+            result[position] = Instruction(ir.RmsNorm(_before_cast(b, uses, instructions, x), op.out, eps[0]), instruction.name)
+            break
+    return result
+
+
+def _before_cast(b: Lowering, uses: _Uses, instructions: list[Instruction], number: int) -> int:
+    """What a float32 copy of a narrower floating value was made from, to be read instead."""
+    writer = uses.only_writer(b.values[number].storage)
+    op = instructions[writer].op if writer is not None else None
+    if isinstance(op, Elementwise) and len(op.inputs) == 1 and len(op.expression.nodes) == 1 and op.out == number:
+        source = b.values[op.inputs[0]]
+        if source.dtype in ("F16", "BF16") and _rows(source) and b.storages[source.storage].kind != "State":
+            return op.inputs[0]
+    return number
+
+
+def _rows(value: Value) -> bool:
+    """Whether rows are contiguous and evenly spaced."""
+    lead = replace(value, sizes=value.sizes[:-1], strides=value.strides[:-1])
+    return (
+        bool(value.sizes)
+        and same(value.strides[-1], 1)
+        and views.reshape(lead, [views.num_elements(lead)]) is not None
+    )
 
 
 def weighted_norms(b: Lowering, instructions: list[Instruction]) -> list[Instruction]:
@@ -407,6 +484,5 @@ def _writable(op: Op, old: Value, new: Value) -> bool:
     if isinstance(op, ir.FlexAttention):
         return rows
     if isinstance(op, ir.Linear | ir.RmsNorm | ir.LayerNorm | ir.Softmax):
-        lead = replace(new, sizes=new.sizes[:-1], strides=new.strides[:-1])
-        return rows and views.reshape(lead, [views.num_elements(lead)]) is not None
+        return _rows(new)
     return views.is_contiguous(new)

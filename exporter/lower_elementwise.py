@@ -44,6 +44,8 @@ _ARITHMETIC = {
     aten.bitwise_or.Scalar: "BitOr", aten.bitwise_xor.Tensor: "BitXor", aten.bitwise_xor.Scalar: "BitXor",
     aten.bitwise_left_shift.Tensor: "ShiftLeft", aten.bitwise_left_shift.Tensor_Scalar: "ShiftLeft",
     aten.bitwise_right_shift.Tensor: "ShiftRight", aten.bitwise_right_shift.Tensor_Scalar: "ShiftRight",
+    aten.__lshift__.Scalar: "ShiftLeft", aten.__lshift__.Tensor: "ShiftLeft",
+    aten.__rshift__.Scalar: "ShiftRight", aten.__rshift__.Tensor: "ShiftRight",
 }  # fmt: skip
 _COMPARISON = {
     aten.eq.Tensor: "Eq", aten.eq.Scalar: "Eq", aten.ne.Tensor: "Ne", aten.ne.Scalar: "Ne",

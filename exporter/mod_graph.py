@@ -104,6 +104,7 @@ class _Recorder(TorchDispatchMode):
         self._fake_mode, self._kept = fake_mode, kept
         self._nodes: dict[int, fx.Node] = {}
         self._fakes: dict[int, Tensor] = {}
+        self._expanding: list[Any] = []
         self._keep_alive: list[Tensor] = []  # ids stay unique
 
     def add_input(self, name: str, tensor: Tensor) -> fx.Node:
@@ -150,9 +151,11 @@ class _Recorder(TorchDispatchMode):
         if func._schema.is_mutable:
             return self._mutation(func, args, kwargs, source)
         fake_args, fake_kwargs = pytree.tree_map_only(Tensor, self._fake, (args, kwargs))
-        if func not in self._kept:
+        if func not in self._kept and func not in self._expanding:
+            self._expanding.append(func)  # some forms lead back to the op itself
             with self:
                 result = _decomposed(func, args, kwargs)
+            self._expanding.pop()
             if result is not NotImplemented:
                 return result
         result = func(*fake_args, **fake_kwargs)

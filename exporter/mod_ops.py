@@ -505,20 +505,41 @@ def _constants(t: Translator, lanes: Lanes) -> bool:
 
 
 def _index_lanes(t: Translator, node: fx.Node, source: Lanes, numbers: list[Lanes | None]) -> Lanes:
-    """Constant indices into values computed by the mod."""
-    indices: list[torch.Tensor | None] = []
-    for lanes in numbers:
-        if lanes is None:
-            indices.append(None)
-            continue
-        values = [t.build.constant_value(n) for n in lanes.nodes.flatten().tolist()]
-        if None in values:
-            raise t.unsupported(
-                "a mod indexes values that it computed by b, h, q_idx or kv_idx",
-                "Index the captured tensor first, or choose with torch.where",
-            )
-        indices.append(torch.tensor(values, dtype=torch.int64).reshape(lanes.nodes.shape))
-    return Lanes(aten.index.Tensor(source.nodes, indices), source.dtype)
+    """Indices into values computed by the mod: constant ones pick, others choose among all."""
+    if all(n is None or _constants(t, n) for n in numbers):
+        indices = [
+            None
+            if n is None
+            else torch.tensor([t.build.constant_value(i) for i in n.nodes.flatten().tolist()], dtype=torch.int64)
+            .reshape(n.nodes.shape)
+            for n in numbers
+        ]
+        return Lanes(aten.index.Tensor(source.nodes, indices), source.dtype)
+    if any(n is not None and n.nodes.dim() > 0 for n in numbers):
+        raise t.unsupported(
+            "a mod indexes values that it computed by a tensor of indices",
+            "Index the captured tensor first, or choose with torch.where",
+        )
+    for dim in reversed(range(len(numbers))):
+        lanes = numbers[dim]
+        if lanes is not None:
+            source = _choose(t, source, dim, int(lanes.nodes))
+    return source
+
+
+def _choose(t: Translator, source: Lanes, dim: int, index: int) -> Lanes:
+    """source.select(dim, index), the index known only when the mod runs."""
+    b, kind, type_ = t.build, KINDS[source.dtype], t.build.type_of(index)
+    size = source.nodes.shape[dim]
+    zero = b.constant(0, type_)
+    negative = b.op("Lt", "Bool", index, zero)
+    index = b.op("Where", type_, negative, b.op("Add", type_, index, b.constant(size, type_)), index)
+    chosen = Lanes(source.nodes.select(dim, 0), source.dtype)
+    for i in range(1, size):
+        here = b.op("Eq", "Bool", index, b.constant(i, type_))
+        candidate = Lanes(source.nodes.select(dim, i), source.dtype)
+        chosen = t.each(lambda x, y, c=here: b.op("Where", kind, c, x, y), source.dtype, candidate, chosen)
+    return chosen
 
 
 def _index_many(t: Translator, node: fx.Node, view: View, numbers: list[Lanes | None]) -> Lanes:

@@ -18,12 +18,12 @@ from torch.export.graph_signature import InputKind, OutputKind
 from flexpte.exporter import views
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.flex_op import flex_attention_op
-from flexpte.exporter.ir import Instruction, Region, State, SymbolSource
+from flexpte.exporter.ir import Instruction, Region, State, SymbolSource, Value
 from flexpte.exporter.lower import Lowering, dtype_of, fold_constants, source_line, used_symbols
 from flexpte.exporter.lower_ops import lowering_table
 from flexpte.exporter.fuse import fuse
 from flexpte.exporter.plan import plan
-from flexpte.exporter.symbols import as_size, bounds_of, find_symbols, size_of
+from flexpte.exporter.symbols import as_size, bounds_of, find_symbols, size_of, upper_bound
 
 aten = torch.ops.aten
 MODES = ("full", "attention", "none")
@@ -209,6 +209,9 @@ def _claim(
     refused: dict[fx.Node, Refusal],
 ) -> tuple[set[fx.Node], dict[fx.Node, Refusal]]:
     for node in placeholders.user:
+        if isinstance(node.meta["val"], torch.Tensor):
+            for size in node.meta["val"].shape:
+                upper_bound(size_of(size), dry.bounds)
         _bind(dry, node)
     for node in placeholders.mutated:
         if node not in dry.states_owned:
@@ -337,6 +340,9 @@ def _lower_region(
         numbers.append(out)
     _write_back(b, placeholders, owned, members)
     fuse(b)
+    for source in _sized_inputs(b, placeholders, inputs):
+        b.bind_input(source, len(inputs))
+        inputs.append(source)
     states = _initial_values(b, owned)
     return Lowered(claim.level, tuple(claim.nodes), *_finish(b, states, inputs, numbers), tuple(outputs))
 
@@ -372,6 +378,23 @@ def _initial_values(b: Lowering, owned: dict[fx.Node, tuple[str, torch.Tensor]])
             initial = len(b.constants) - 1
         states.append(State(state.name, state.dtype, state.sizes, initial))
     return states
+
+
+def _sized_inputs(b: Lowering, placeholders: Placeholders, inputs: list[fx.Node]) -> list[fx.Node]:
+    """Inputs of the program that a region takes for their sizes only."""
+    values: list[Value] = []
+    for instruction in b.instructions:
+        values += [b.view(n) for n in (*instruction.op.reads(), *instruction.op.writes())]
+    bound = [b.view(b.arg(n)).sizes for n in inputs]
+    missing = used_symbols(values, b.instructions) - find_symbols(bound).keys()
+    extra = []
+    for node in placeholders.user:
+        val = node.meta["val"]
+        found = missing & {size_of(s) for s in val.shape} if isinstance(val, torch.Tensor) else set()
+        if found and node not in inputs:
+            missing -= found
+            extra.append(node)
+    return extra
 
 
 def _finish(b: Lowering, states: list[State], inputs: list[Any], outputs: list[int]) -> tuple[Region, tuple[Any, ...]]:

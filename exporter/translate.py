@@ -102,9 +102,12 @@ class Translator:
         if invariant:
             self._invariant.add(node)
         handler = self._handlers.get(node.target)
-        if isinstance(node.meta["val"], Tensor) and node.meta["val"].dtype not in KINDS:
-            handler = handler if node.target in self._of_any_dtype else None
+        dtype = getattr(node.meta["val"], "dtype", torch.float32)
         try:
+            if dtype not in KINDS and node.target not in self._of_any_dtype:
+                raise self.unsupported(
+                    f"a mod computes in {dtype} ({node.target})", "Use bool, int32, int64 or float32"
+                )
             if handler is None or (invariant and node.all_input_nodes and node.target in self._outside):
                 raise self.unsupported(
                     f"a mod uses {node.target}, which has no expression",

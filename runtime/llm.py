@@ -63,16 +63,16 @@ class LLM:
         metadata = self.program.metadata
         if metadata.get("kind") != "language_model" or not metadata.get("tokenizer"):
             raise FlexpteError(
-                "InvalidArgument",
                 "this .pte is not a language model with a tokenizer inside: expected one written by "
                 f"`flexpte export <checkpoint>`, got methods {sorted(self.program.methods)}. "
                 "Use flexpte.load(...).session().run(...) for other models",
+                "InvalidArgument",
             )
         if metadata.get("logits", "last") != "last":
             raise FlexpteError(
-                "InvalidArgument",
                 "this .pte was exported with --logits all, which is for scoring; export it with --logits last "
                 "to generate text",
+                "InvalidArgument",
             )
         self.max_context: int = int(metadata["max_context"])
         self.eos_token_ids: frozenset[int] = frozenset(metadata.get("eos_token_ids") or [])
@@ -182,7 +182,7 @@ class LLM:
         template = self._metadata.get("chat_template")
         if not template:
             raise FlexpteError(
-                "InvalidArgument", "this model has no chat template: it is a base model; use generate(prompt)"
+                "this model has no chat template: it is a base model; use generate(prompt)", "InvalidArgument"
             )
         return render_chat(
             template,
@@ -199,17 +199,17 @@ class LLM:
 
     def _check_prompt(self, tokens: list[int]) -> None:
         if not tokens:
-            raise FlexpteError("InvalidArgument", "the prompt is empty: expected at least one token")
+            raise FlexpteError("the prompt is empty: expected at least one token", "InvalidArgument")
         if len(tokens) > self.max_context:
             raise FlexpteError(
-                "OutOfRange",
                 f"the prompt has {len(tokens)} tokens but the model was exported with a context of "
                 f"{self.max_context}: shorten the prompt, or export with a larger --max-context",
+                "OutOfRange",
             )
         vocab_size = int(self._metadata["vocab_size"])
         bad = next((t for t in tokens if not 0 <= t < vocab_size), None)
         if bad is not None:
-            raise FlexpteError("InvalidArgument", f"token id {bad} is outside the vocabulary of {vocab_size}")
+            raise FlexpteError(f"token id {bad} is outside the vocabulary of {vocab_size}", "InvalidArgument")
 
     def _stream(
         self,

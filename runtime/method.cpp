@@ -73,7 +73,8 @@ class MethodLoader {
     if (plan_.delegates() == nullptr) return Status::ok();
     for (const et::BackendDelegate* entry : *plan_.delegates()) {
       if (entry->id() == nullptr) return bad("a delegate has no id");
-      MethodDelegate delegate{.id = entry->id()->str()};
+      MethodDelegate delegate;
+      delegate.id = entry->id()->str();
       const auto found = std::find_if(delegates_.begin(), delegates_.end(),
                                       [&](const auto& known) { return known->name() == delegate.id; });
       if (found == delegates_.end()) {

@@ -97,7 +97,8 @@ double cgroup_cpus() {
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const bool is_v2 = controllers.empty();
     // Version 1 mounts the controllers "cpu" and "cpuacct" as one: "cpu,cpuacct".
-    if (!is_v2 && controllers != "cpu" && !controllers.starts_with("cpu,") && !controllers.ends_with(",cpu")) {
+    if (!is_v2 && controllers != "cpu" && !controllers.starts_with("cpu,") &&
+        !controllers.ends_with(",cpu")) {
       continue;
     }
     std::string path = line.substr(second + 1);
@@ -209,7 +210,9 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : impl_->workers) worker.join();
 }
 
-int ThreadPool::num_threads() const { return impl_->num_threads; }
+int ThreadPool::num_threads() const {
+  return impl_->num_threads;
+}
 
 void ThreadPool::run(int64_t n, int64_t grain, Piece piece, const void* context) const {
   if (n <= 0) return;

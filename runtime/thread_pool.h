@@ -19,7 +19,10 @@ class ThreadPool {
 
   // Runs body(begin, end, thread) over [0, n), in pieces of about `grain`; pieces are handed out
   // dynamically. `thread` in [0, num_threads) tells which scratch to use. Allocates nothing.
-  // Loops do not nest: a loop started inside a body runs on the calling thread.
+  // Loops do not nest: a loop started inside a body runs on the calling thread, which keeps its
+  // `thread` (or is 0 if the enclosing loop is another pool's). Several threads may call at once;
+  // while the workers serve one of them, the loops of the others run on their callers. In a process
+  // made by fork() there are no workers: its loops run on the caller.
   template <class Body>
   void parallel_for(int64_t n, int64_t grain, const Body& body) const {
     run(n, grain, [](const void* context, int64_t begin, int64_t end, int thread) {

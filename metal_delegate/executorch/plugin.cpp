@@ -9,6 +9,8 @@
 #include <executorch/runtime/core/evalue.h>
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <map>
 #include <memory>
@@ -18,7 +20,7 @@
 
 #include "metal_delegate/delegate.h"
 #include "runtime/delegate.h"
-#include "runtime/states.h"
+#include "runtime/session.h"
 
 namespace et = executorch::runtime;
 
@@ -98,6 +100,7 @@ struct Handle {
   std::unique_ptr<LoadedDelegate> loaded;
   std::unique_ptr<DelegateInstance> instance;
   std::vector<DelegateArgument> arguments;
+  std::vector<size_t> capacities_bytes;  // of the outputs' memory, by argument
 };
 
 Status read_argument(const et::EValue& value, size_t number, DelegateArgument& argument) {
@@ -127,9 +130,6 @@ Status read_argument(const et::EValue& value, size_t number, DelegateArgument& a
   return Status::ok();
 }
 
-// ExecuTorch plans output memory for the upper bound of the shape; before the first resize that bound is
-// the tensor's shape. Growing back after a smaller call is allowed up to it, so sizes are what
-// resize_tensor accepts, checked there.
 Status write_sizes(const et::EValue& value, const TensorView& view) {
   std::array<executorch::aten::SizesType, kMaxRank> sizes{};
   for (size_t d = 0; d < static_cast<size_t>(view.rank); ++d) {
@@ -184,11 +184,12 @@ class Backend final : public et::BackendInterface {
     }
     const size_t num_inputs = handle.loaded->num_inputs();
     for (size_t i = 0; i < values.size(); ++i) FLEXPTE_TRY(read_argument(*values[i], i, handle.arguments[i]));
-    // Outputs are given room for their planned upper bound, which is what a resize restores.
+    // Before their first resize outputs have the shape that their memory was planned for.
+    handle.capacities_bytes.resize(values.size(), 0);
     for (size_t i = num_inputs; i < values.size(); ++i) {
-      const TensorView bound = handle.loaded->output_upper_bound(i - num_inputs);
-      FLEXPTE_TRY(write_sizes(*values[i], bound));
-      FLEXPTE_TRY(read_argument(*values[i], i, handle.arguments[i]));
+      size_t& capacity = handle.capacities_bytes[i];
+      capacity = std::max(capacity, handle.arguments[i].capacity_bytes);
+      handle.arguments[i].capacity_bytes = capacity;
     }
     const std::span all(handle.arguments);
     FLEXPTE_TRY(handle.instance->execute(all.first(num_inputs), all.subspan(num_inputs)));

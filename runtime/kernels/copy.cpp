@@ -53,17 +53,18 @@ HWY_EXPORT(convert_floats);
 using CopyRow = void (*)(const std::byte* in, int64_t in_stride, DType in_dtype, std::byte* out,
                          int64_t out_stride, DType out_dtype, int64_t count);
 
-void copy_contiguous(const std::byte* in, int64_t, DType dtype, std::byte* out, int64_t, DType, int64_t count) {
+void copy_contiguous(const std::byte* in, int64_t, DType dtype, std::byte* out, int64_t, DType,
+                     int64_t count) {
   std::memcpy(out, in, static_cast<size_t>(count * element_size_bytes(dtype)));
 }
 
-void convert_contiguous(const std::byte* in, int64_t, DType in_dtype, std::byte* out, int64_t, DType out_dtype,
-                        int64_t count) {
+void convert_contiguous(const std::byte* in, int64_t, DType in_dtype, std::byte* out, int64_t,
+                        DType out_dtype, int64_t count) {
   HWY_DYNAMIC_DISPATCH(convert_floats)(in, in_dtype, count, out, out_dtype);
 }
 
-void convert_strided(const std::byte* in, int64_t in_stride, DType in_dtype, std::byte* out, int64_t out_stride,
-                     DType out_dtype, int64_t count) {
+void convert_strided(const std::byte* in, int64_t in_stride, DType in_dtype, std::byte* out,
+                     int64_t out_stride, DType out_dtype, int64_t count) {
   with_storage_type(in_dtype, [&](auto in_tag) {
     with_storage_type(out_dtype, [&](auto out_tag) {
       using In = decltype(in_tag);
@@ -81,7 +82,9 @@ void convert_strided(const std::byte* in, int64_t in_stride, DType in_dtype, std
   });
 }
 
-bool is_simd_float(DType dtype) { return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16; }
+bool is_simd_float(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
 
 }  // namespace
 

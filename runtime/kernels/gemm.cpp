@@ -116,7 +116,8 @@ HWY_INLINE VF load_blocks(DF d, const float* const* rows, int64_t offset) {
   VF v = hn::LoadDup128(d, rows[4 * (kBlocks - 1)] + offset);
   HWY_UNROLL(4)
   for (int i = kBlocks - 2; i >= 0; --i) {
-    v = hn::IfThenElse(hn::FirstN(d, static_cast<size_t>(4 * (i + 1))), hn::LoadDup128(d, rows[4 * i] + offset), v);
+    v = hn::IfThenElse(hn::FirstN(d, static_cast<size_t>(4 * (i + 1))),
+                       hn::LoadDup128(d, rows[4 * i] + offset), v);
   }
   return v;
 }
@@ -151,7 +152,8 @@ void transpose(const float* const* rows, int64_t depth, float* HWY_RESTRICT pane
 
 // panel[k, j] = b[j, k] for j < cols; the other columns hold anything finite or not: they are not used.
 template <class T>
-void pack_panel(const T* b, int64_t outer_stride, int64_t k_stride, int64_t cols, int64_t depth, float* panel) {
+void pack_panel(const T* b, int64_t outer_stride, int64_t k_stride, int64_t cols, int64_t depth,
+                float* panel) {
   const float* rows[kPanelCols];
   if (k_stride == 1) {
     if constexpr (std::is_same_v<T, float>) {
@@ -205,7 +207,8 @@ void store_sums(const float* HWY_RESTRICT sums, const float* HWY_RESTRICT bias, 
     T* const to = out + r * row_stride;
     int64_t j = 0;
     if (col_stride == 1) {
-      for (; j + kLanes <= cols; j += kLanes) store(hn::Add(hn::Load(d, from + j), hn::Load(d, bias + j)), d, to + j);
+      for (; j + kLanes <= cols; j += kLanes)
+        store(hn::Add(hn::Load(d, from + j), hn::Load(d, bias + j)), d, to + j);
     }
     for (; j < cols; ++j) to[j * col_stride] = convert<T>(from[j] + bias[j]);
   }
@@ -262,7 +265,9 @@ void multiply_block(const GemmProblem& p, int64_t row_begin, int64_t row_end, in
   }
 }
 
-int64_t panel_cols() { return kPanelCols; }
+int64_t panel_cols() {
+  return kPanelCols;
+}
 
 }  // namespace
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -277,7 +282,9 @@ HWY_EXPORT(multiply_block);
 HWY_EXPORT(panel_cols);
 }  // namespace
 
-size_t gemm_workspace_bytes(int num_threads) { return static_cast<size_t>(num_threads) * sizeof(GemmScratch); }
+size_t gemm_workspace_bytes(int num_threads) {
+  return static_cast<size_t>(num_threads) * sizeof(GemmScratch);
+}
 
 void gemm(int64_t batch, MakeGemmProblem make_problem, const void* context, const ThreadPool& pool,
           std::span<std::byte> workspace) {
@@ -305,8 +312,9 @@ void gemm(int64_t batch, MakeGemmProblem make_problem, const void* context, cons
       const int64_t count = std::min(panels - panel, end - begin);
       const int64_t row_block = block % blocks;
       const GemmProblem problem = make_problem(context, block / blocks);
-      HWY_DYNAMIC_DISPATCH(multiply_block)(problem, first.m * row_block / blocks, first.m * (row_block + 1) / blocks, panel, panel + count,
-               scratch[thread]);
+      HWY_DYNAMIC_DISPATCH(multiply_block)
+      (problem, first.m * row_block / blocks, first.m * (row_block + 1) / blocks, panel, panel + count,
+       scratch[thread]);
       begin += count;
     }
   });

@@ -32,6 +32,7 @@ Status gather(const TensorView& source, int dim, const TensorView& index, const 
               const ThreadPool& pool);
 
 // target[..., index[i], ...] = source[..., i, ...] along `dim`, index [n] I32 or I64, dtypes equal.
+// Negative indices do not wrap; of equal indices the last one stays.
 // OutOfRange, found before anything is written, names the index and the dimension's size.
 Status index_copy(const TensorView& target, int dim, const TensorView& index, const TensorView& source,
                   const ThreadPool& pool);
@@ -52,13 +53,15 @@ enum class ReduceOp : uint8_t { kSum = 0, kMean, kMax, kMin, kProd, kAny, kAll, 
 
 // Reduces the last num_dims dimensions of x; out has the leading ones. Any strides. Integer sums
 // are exact in I64; kArgMax/kArgMin give the first such index (flattened over the reduced
-// dimensions) as I64; NaN wins max, min, argmax and argmin, as in ATen.
+// dimensions) as I64; NaN wins max, min, argmax and argmin, as in ATen. Nothing to reduce gives the
+// identity (mean: NaN; max: -inf or the least integer; argmax: 0).
 void reduce(ReduceOp op, const TensorView& x, int num_dims, const TensorView& out, const ThreadPool& pool);
 
 // out[i] = start + i * step, out [n] of any dtype.
 void arange(const TensorView& out, int64_t start, int64_t step);
 
 // Copies with conversion (widened, rounded to nearest even, integers truncated); equal sizes, any strides.
+// A float that does not fit an integer saturates, NaN gives 0; see convert() in scalar.h.
 void copy(const TensorView& source, const TensorView& out, const ThreadPool& pool);
 
 }  // namespace flexpte

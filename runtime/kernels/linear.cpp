@@ -23,7 +23,9 @@ namespace {
 constexpr int64_t kFewRows = 16;  // more rows pay for packing the weight
 constexpr int64_t kPadding = 16;  // the widest vector, in floats
 
-constexpr int64_t padded_depth(int64_t k) { return (k + kPadding - 1) / kPadding * kPadding; }
+constexpr int64_t padded_depth(int64_t k) {
+  return (k + kPadding - 1) / kPadding * kPadding;
+}
 
 struct FewRows {
   int64_t m = 0;
@@ -67,8 +69,10 @@ HWY_INLINE void sum_lanes_of_four(DF d, VF v0, VF v1, VF v2, VF v3, float* HWY_R
   const hn::Repartition<double, DF> d64;
   const hn::FixedTag<float, 4> d4;
   // Per block of four lanes: {v0, v1, v0, v1} and {v2, v3, v2, v3}, then {v0, v1, v2, v3}.
-  const auto pairs01 = hn::BitCast(d64, hn::Add(hn::InterleaveLower(d, v0, v1), hn::InterleaveUpper(d, v0, v1)));
-  const auto pairs23 = hn::BitCast(d64, hn::Add(hn::InterleaveLower(d, v2, v3), hn::InterleaveUpper(d, v2, v3)));
+  const auto pairs01 =
+      hn::BitCast(d64, hn::Add(hn::InterleaveLower(d, v0, v1), hn::InterleaveUpper(d, v0, v1)));
+  const auto pairs23 =
+      hn::BitCast(d64, hn::Add(hn::InterleaveLower(d, v2, v3), hn::InterleaveUpper(d, v2, v3)));
   const VF blocks = hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, pairs01, pairs23)),
                             hn::BitCast(d, hn::InterleaveUpper(d64, pairs01, pairs23)));
   HWY_ALIGN float lanes[HWY_LANES(float)];
@@ -81,8 +85,8 @@ HWY_INLINE void sum_lanes_of_four(DF d, VF v0, VF v1, VF v2, VF v3, float* HWY_R
 
 // sums[r * kWeightRows + j] = <x row r, weight row j>
 template <int kRows, class T>
-HWY_INLINE void dot_products(const float* HWY_RESTRICT x, int64_t x_stride, const T* HWY_RESTRICT w, int64_t k,
-                             float* HWY_RESTRICT sums) {
+HWY_INLINE void dot_products(const float* HWY_RESTRICT x, int64_t x_stride, const T* HWY_RESTRICT w,
+                             int64_t k, float* HWY_RESTRICT sums) {
   const DF d;
   constexpr int64_t kLanes = HWY_LANES(float);
   // One row of x alone would not keep the multipliers busy: two vectors at a time.
@@ -111,8 +115,10 @@ HWY_INLINE void dot_products(const float* HWY_RESTRICT x, int64_t x_stride, cons
   for (; i < k; i += kLanes) {
     const int64_t count = std::min(kLanes, k - i);
     for (int j = 0; j < kWeightRows; ++j) {
-      const VF weight = count == kLanes ? load(d, w + j * k + i) : load_first(d, w + j * k + i, static_cast<size_t>(count));
-      for (int r = 0; r < kRows; ++r) acc[0][r][j] = hn::MulAdd(hn::Load(d, x + r * x_stride + i), weight, acc[0][r][j]);
+      const VF weight =
+          count == kLanes ? load(d, w + j * k + i) : load_first(d, w + j * k + i, static_cast<size_t>(count));
+      for (int r = 0; r < kRows; ++r)
+        acc[0][r][j] = hn::MulAdd(hn::Load(d, x + r * x_stride + i), weight, acc[0][r][j]);
     }
   }
   HWY_UNROLL(4)
@@ -135,7 +141,8 @@ HWY_INLINE void dot_rows(int64_t rows, const float* x, int64_t x_stride, const T
 
 // The same for `count` < kWeightRows rows of the weight.
 template <class T>
-void dot_rest(int64_t rows, const float* x, int64_t x_stride, const T* w, int64_t count, int64_t k, float* sums) {
+void dot_rest(int64_t rows, const float* x, int64_t x_stride, const T* w, int64_t count, int64_t k,
+              float* sums) {
   const DF d;
   constexpr int64_t kLanes = HWY_LANES(float);
   for (int64_t r = 0; r < rows; ++r) {
@@ -265,8 +272,9 @@ void linear(const TensorView& x, const TensorView& weight, const TensorView* bia
     problem.out_dtype = out.dtype;
     problem.out_row_stride = out_rows.stride;
     problem.out_col_stride = 1;
-    gemm(1, [](const void* context, int64_t) { return *static_cast<const GemmProblem*>(context); }, &problem, pool,
-         scratch);
+    gemm(
+        1, [](const void* context, int64_t) { return *static_cast<const GemmProblem*>(context); }, &problem,
+        pool, scratch);
     return;
   }
   float* const wide = reinterpret_cast<float*>(scratch.data());

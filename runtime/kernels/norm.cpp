@@ -42,7 +42,8 @@ namespace {
 
 template <class T>
 HWY_INLINE VF load_some(DF d, const T* p, int64_t count) {
-  return count >= static_cast<int64_t>(hn::Lanes(d)) ? load(d, p) : load_first(d, p, static_cast<size_t>(count));
+  return count >= static_cast<int64_t>(hn::Lanes(d)) ? load(d, p)
+                                                     : load_first(d, p, static_cast<size_t>(count));
 }
 
 template <class T>
@@ -99,7 +100,8 @@ HWY_INLINE VF load_parameter(DF d, const TensorView& parameter, int64_t i, int64
       v = load_some(d, from + i, count);
     } else {
       HWY_ALIGN float lanes[HWY_LANES(float)] = {};
-      for (int64_t j = 0; j < std::min<int64_t>(count, HWY_LANES(float)); ++j) lanes[j] = widen(from[(i + j) * stride]);
+      for (int64_t j = 0; j < std::min<int64_t>(count, HWY_LANES(float)); ++j)
+        lanes[j] = widen(from[(i + j) * stride]);
       v = hn::Load(d, lanes);
     }
   });
@@ -167,7 +169,9 @@ void run_norm(const TensorView& x, const TensorView* weight, const TensorView* b
   }
   if (norm.size == 0) return;
   pool.parallel_for(norm.rows.num_elements(), rows_per_piece(norm.size),
-                    [&](int64_t begin, int64_t end, int) { HWY_DYNAMIC_DISPATCH(norm_rows)(norm, begin, end); });
+                    [&](int64_t begin, int64_t end, int) {
+                      HWY_DYNAMIC_DISPATCH(norm_rows)(norm, begin, end);
+                    });
 }
 
 }  // namespace

@@ -128,7 +128,8 @@ void for_each_reduced(const Shape& shape, const F& f) {
 
 template <class Result>
 void store_result(const TensorView& out, int64_t offset, Result result) {
-  with_storage_type(out.dtype, [&](auto tag) { out.as<decltype(tag)>()[offset] = convert<decltype(tag)>(result); });
+  with_storage_type(out.dtype,
+                    [&](auto tag) { out.as<decltype(tag)>()[offset] = convert<decltype(tag)>(result); });
 }
 
 template <class Op, class In>
@@ -140,30 +141,32 @@ void reduce_typed(const Shape& shape, const In* x, const TensorView& out, const 
   const int64_t tiles = (shape.outer_count + tile - 1) / tile;
   pool.parallel_for(shape.outer.num_elements() * tiles, rows_per_piece(tile * shape.reduced),
                     [&](int64_t begin, int64_t end, int) {
-    for (int64_t item = begin; item < end; ++item) {
-      const StridedIterator<2> it(shape.outer, item / tiles);
-      const int64_t first = item % tiles * tile;
-      const int64_t count = std::min(tile, shape.outer_count - first);
-      const In* const from = x + it.offset(0) + first * shape.x_outer_stride;
-      const int64_t to = it.offset(1) + first * shape.out_stride;
-      if (count == 1) {
-        State state = Op::initial();
-        for_each_reduced(shape, [&](int64_t offset, int64_t index) { Op::step(state, widen(from[offset]), index); });
-        store_result(out, to, Op::result(state, shape.reduced));
-        continue;
-      }
-      State states[kTile];
-      std::fill_n(states, count, Op::initial());
-      for_each_reduced(shape, [&](int64_t offset, int64_t index) {
-        for (int64_t t = 0; t < count; ++t) {
-          Op::step(states[t], widen(from[offset + t * shape.x_outer_stride]), index);
-        }
-      });
-      for (int64_t t = 0; t < count; ++t) {
-        store_result(out, to + t * shape.out_stride, Op::result(states[t], shape.reduced));
-      }
-    }
-  });
+                      for (int64_t item = begin; item < end; ++item) {
+                        const StridedIterator<2> it(shape.outer, item / tiles);
+                        const int64_t first = item % tiles * tile;
+                        const int64_t count = std::min(tile, shape.outer_count - first);
+                        const In* const from = x + it.offset(0) + first * shape.x_outer_stride;
+                        const int64_t to = it.offset(1) + first * shape.out_stride;
+                        if (count == 1) {
+                          State state = Op::initial();
+                          for_each_reduced(shape, [&](int64_t offset, int64_t index) {
+                            Op::step(state, widen(from[offset]), index);
+                          });
+                          store_result(out, to, Op::result(state, shape.reduced));
+                          continue;
+                        }
+                        State states[kTile];
+                        std::fill_n(states, count, Op::initial());
+                        for_each_reduced(shape, [&](int64_t offset, int64_t index) {
+                          for (int64_t t = 0; t < count; ++t) {
+                            Op::step(states[t], widen(from[offset + t * shape.x_outer_stride]), index);
+                          }
+                        });
+                        for (int64_t t = 0; t < count; ++t) {
+                          store_result(out, to + t * shape.out_stride, Op::result(states[t], shape.reduced));
+                        }
+                      }
+                    });
 }
 
 template <template <class> class Op>
@@ -193,7 +196,8 @@ using AllOf = Truth<Value, false>;
 
 }  // namespace
 
-void reduce(ReduceOp op, const TensorView& x, [[maybe_unused]] int num_dims, const TensorView& out, const ThreadPool& pool) {
+void reduce(ReduceOp op, const TensorView& x, [[maybe_unused]] int num_dims, const TensorView& out,
+            const ThreadPool& pool) {
   assert(num_dims >= 0 && num_dims <= x.rank && out.rank == x.rank - num_dims);
   Shape shape;
   for (int32_t d = 0; d < x.rank; ++d) {
@@ -214,15 +218,24 @@ void reduce(ReduceOp op, const TensorView& x, [[maybe_unused]] int num_dims, con
   shape.inner_count = inner_count;
   shape.inner_stride = inner_strides[0];
   switch (op) {
-    case ReduceOp::kSum: return reduce_dtypes<SumOf>(shape, x, out, pool);
-    case ReduceOp::kMean: return reduce_dtypes<MeanOf>(shape, x, out, pool);
-    case ReduceOp::kMax: return reduce_dtypes<MaxOf>(shape, x, out, pool);
-    case ReduceOp::kMin: return reduce_dtypes<MinOf>(shape, x, out, pool);
-    case ReduceOp::kProd: return reduce_dtypes<Product>(shape, x, out, pool);
-    case ReduceOp::kAny: return reduce_dtypes<AnyOf>(shape, x, out, pool);
-    case ReduceOp::kAll: return reduce_dtypes<AllOf>(shape, x, out, pool);
-    case ReduceOp::kArgMax: return reduce_dtypes<ArgMaxOf>(shape, x, out, pool);
-    case ReduceOp::kArgMin: return reduce_dtypes<ArgMinOf>(shape, x, out, pool);
+    case ReduceOp::kSum:
+      return reduce_dtypes<SumOf>(shape, x, out, pool);
+    case ReduceOp::kMean:
+      return reduce_dtypes<MeanOf>(shape, x, out, pool);
+    case ReduceOp::kMax:
+      return reduce_dtypes<MaxOf>(shape, x, out, pool);
+    case ReduceOp::kMin:
+      return reduce_dtypes<MinOf>(shape, x, out, pool);
+    case ReduceOp::kProd:
+      return reduce_dtypes<Product>(shape, x, out, pool);
+    case ReduceOp::kAny:
+      return reduce_dtypes<AnyOf>(shape, x, out, pool);
+    case ReduceOp::kAll:
+      return reduce_dtypes<AllOf>(shape, x, out, pool);
+    case ReduceOp::kArgMax:
+      return reduce_dtypes<ArgMaxOf>(shape, x, out, pool);
+    case ReduceOp::kArgMin:
+      return reduce_dtypes<ArgMinOf>(shape, x, out, pool);
   }
 }
 

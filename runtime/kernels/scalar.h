@@ -23,7 +23,9 @@ struct Bool {
   uint8_t byte = 0;
 };
 
-constexpr float to_float(BFloat16 value) { return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16); }
+constexpr float to_float(BFloat16 value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
+}
 
 inline float to_float(Float16 value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
@@ -112,16 +114,26 @@ Out convert(In input) {
 template <class F>
 decltype(auto) with_storage_type(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::kBool: return f(Bool());
-    case DType::kU8: return f(uint8_t());
-    case DType::kI8: return f(int8_t());
-    case DType::kI16: return f(int16_t());
-    case DType::kI32: return f(int32_t());
-    case DType::kI64: return f(int64_t());
-    case DType::kF16: return f(Float16());
-    case DType::kBF16: return f(BFloat16());
-    case DType::kF64: return f(double());
-    case DType::kF32: break;
+    case DType::kBool:
+      return f(Bool());
+    case DType::kU8:
+      return f(uint8_t());
+    case DType::kI8:
+      return f(int8_t());
+    case DType::kI16:
+      return f(int16_t());
+    case DType::kI32:
+      return f(int32_t());
+    case DType::kI64:
+      return f(int64_t());
+    case DType::kF16:
+      return f(Float16());
+    case DType::kBF16:
+      return f(BFloat16());
+    case DType::kF64:
+      return f(double());
+    case DType::kF32:
+      break;
   }
   return f(float());
 }
@@ -130,9 +142,12 @@ decltype(auto) with_storage_type(DType dtype, F&& f) {
 template <class F>
 decltype(auto) with_float_type(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::kF16: return f(Float16());
-    case DType::kBF16: return f(BFloat16());
-    default: return f(float());
+    case DType::kF16:
+      return f(Float16());
+    case DType::kBF16:
+      return f(BFloat16());
+    default:
+      return f(float());
   }
 }
 

@@ -29,7 +29,9 @@ using VF = hn::Vec<DF>;
 #define FLEXPTE_NATIVE_F16 0
 #endif
 
-HWY_INLINE VF load(DF d, const float* p) { return hn::LoadU(d, p); }
+HWY_INLINE VF load(DF d, const float* p) {
+  return hn::LoadU(d, p);
+}
 
 HWY_INLINE VF load(DF d, const BFloat16* p) {
   const hn::Rebind<uint16_t, DF> d16;
@@ -57,7 +59,9 @@ HWY_INLINE VF load(DF d, const Float16* p) {
 #endif
 }
 
-HWY_INLINE void store(VF v, DF d, float* p) { hn::StoreU(v, d, p); }
+HWY_INLINE void store(VF v, DF d, float* p) {
+  hn::StoreU(v, d, p);
+}
 
 HWY_INLINE void store(VF v, DF, BFloat16* p) {
   const hn::Rebind<uint16_t, DF> d16;
@@ -99,7 +103,9 @@ HWY_INLINE void store_first(VF v, DF d, T* p, size_t count) {
   std::memcpy(p, lanes, count * sizeof(T));
 }
 
-HWY_INLINE float sum_of_lanes(DF d, VF v) { return hn::GetLane(hn::SumOfLanes(d, v)); }
+HWY_INLINE float sum_of_lanes(DF d, VF v) {
+  return hn::GetLane(hn::SumOfLanes(d, v));
+}
 
 // Widens `count` elements.
 template <class T>

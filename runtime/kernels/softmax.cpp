@@ -11,9 +11,9 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/kernels/softmax.cpp"
+#include "hwy/contrib/math/math-inl.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "hwy/contrib/math/math-inl.h"
 #include "runtime/kernels/simd-inl.h"
 
 #ifndef FLEXPTE_SOFTMAX_TYPES
@@ -67,14 +67,17 @@ HWY_INLINE void store_row(VF v, DF d, T* out, int64_t stride, int64_t i, int64_t
 }
 
 // e^x for x <= 0 or NaN (which Highway's Exp would turn into 0).
-HWY_INLINE VF exp_or_nan(DF d, VF x) { return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x)); }
+HWY_INLINE VF exp_or_nan(DF d, VF x) {
+  return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
+}
 
 template <class In, class Out>
 void softmax_row(const Softmax& p, const In* x, Out* out) {
   const DF d;
   // A NaN need not show in max: it is still there in the sum.
   VF max_lanes = hn::Set(d, -std::numeric_limits<float>::infinity());
-  for (int64_t i = 0; i < p.size; i += kLanes) max_lanes = hn::Max(max_lanes, load_row(d, x, p.x_stride, i, p.size));
+  for (int64_t i = 0; i < p.size; i += kLanes)
+    max_lanes = hn::Max(max_lanes, load_row(d, x, p.x_stride, i, p.size));
   const VF max = hn::MaxOfLanes(d, max_lanes);
   VF sum_lanes = hn::Zero(d);
   for (int64_t i = 0; i < p.size; i += kLanes) {
@@ -133,8 +136,9 @@ void softmax(const TensorView& x, bool log, const TensorView& out, const ThreadP
     p.rows.append(x.size(d), {x.stride(d), out.stride(d)});
   }
   if (p.size == 0) return;
-  pool.parallel_for(p.rows.num_elements(), rows_per_piece(8 * p.size),
-                    [&](int64_t begin, int64_t end, int) { HWY_DYNAMIC_DISPATCH(softmax_rows)(p, begin, end); });
+  pool.parallel_for(p.rows.num_elements(), rows_per_piece(8 * p.size), [&](int64_t begin, int64_t end, int) {
+    HWY_DYNAMIC_DISPATCH(softmax_rows)(p, begin, end);
+  });
 }
 
 }  // namespace flexpte

@@ -48,7 +48,8 @@ TEST(Convert, NarrowFloatsRoundToNearestEven) {
   for (uint32_t bits = 0; bits < 0xFFF00000u; bits += 70001) values.push_back(std::bit_cast<float>(bits));
   for (uint32_t half = 0; half < 0x7C00; half += 3) {
     // Half way between neighbours, and just beside it.
-    const float low = to_float(Float16{static_cast<uint16_t>(half)}), high = to_float(Float16{static_cast<uint16_t>(half + 1)});
+    const float low = to_float(Float16{static_cast<uint16_t>(half)}),
+                high = to_float(Float16{static_cast<uint16_t>(half + 1)});
     const float middle = std::isinf(high) ? 65520.0f : (low + high) / 2;
     for (float v : {middle, std::nextafter(middle, 0.0f), std::nextafter(middle, 1e9f)}) values.push_back(-v);
   }
@@ -62,7 +63,8 @@ TEST(Convert, NarrowFloatsRoundToNearestEven) {
       copy(out.view(), back.view(), pool);
       for (int64_t i = 0; i < n; ++i) {
         const double value = static_cast<double>(values[static_cast<size_t>(i)]);
-        const double want = dtype == DType::kF16 ? nearest(value, 10, -14, 65536) : nearest(value, 7, -126, 0x1p128);
+        const double want =
+            dtype == DType::kF16 ? nearest(value, 10, -14, 65536) : nearest(value, 7, -126, 0x1p128);
         if (std::isnan(want)) {
           ASSERT_TRUE(std::isnan(out.get(i)));
           ASSERT_TRUE(std::isnan(back.get(i)));
@@ -131,7 +133,8 @@ TEST(Copy, BroadcastsScalarsAndEmpties) {
 TEST(Copy, LargeContiguousIsExactBitForBit) {
   const ThreadPool pool(3);
   Tensor x(DType::kF32, {100003}), out(DType::kF32, {100003});
-  for (int64_t i = 0; i < x.num_elements(); ++i) x.view().as<uint32_t>()[i] = static_cast<uint32_t>(i * 42949);
+  for (int64_t i = 0; i < x.num_elements(); ++i)
+    x.view().as<uint32_t>()[i] = static_cast<uint32_t>(i * 42949);
   copy(x.view(), out.view(), pool);
   EXPECT_EQ(x.bytes(), out.bytes());
 }
@@ -206,7 +209,8 @@ TEST(Gather, OutOfRangeIsFoundBeforeAnythingIsWritten) {
     index.fill({0, bad});
     const Status status = gather(source.view(), 0, index.view(), out.view(), pool);
     EXPECT_EQ(status.code(), Code::kOutOfRange);
-    EXPECT_NE(status.message().find(std::to_string(static_cast<int64_t>(bad))), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find(std::to_string(static_cast<int64_t>(bad))), std::string::npos)
+        << status.message();
     EXPECT_NE(status.message().find("size 3"), std::string::npos) << status.message();
     for (const std::byte b : out.bytes()) ASSERT_EQ(b, std::byte{0xFF});
   }

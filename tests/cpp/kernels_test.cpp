@@ -27,19 +27,21 @@ void expect_close(const Tensor& got, int64_t i, double want, double tolerance, c
   } else if (std::isinf(want)) {
     ASSERT_EQ(value, want) << what << " element " << i;
   } else {
-    ASSERT_LE(std::abs(value - want), tolerance) << what << " element " << i << ": " << value << " not " << want;
+    ASSERT_LE(std::abs(value - want), tolerance)
+        << what << " element " << i << ": " << value << " not " << want;
   }
 }
 
 // A sum of k products is off by at most about k roundings of each product; the result is rounded once.
 double product_tolerance(double sum_of_magnitudes, double value, int64_t k, DType out) {
-  return sum_of_magnitudes * static_cast<double>(k + 2) * 0x1p-24 + std::abs(value) * rounding(out) * 1.01 + 1e-7;
+  return sum_of_magnitudes * static_cast<double>(k + 2) * 0x1p-24 + std::abs(value) * rounding(out) * 1.01 +
+         1e-7;
 }
 
-void check_linear(int64_t m, int64_t n, int64_t k, DType x_dtype, DType w_dtype, DType out_dtype, bool has_bias,
-                  const ThreadPool& pool) {
-  const std::string what = "m " + std::to_string(m) + " n " + std::to_string(n) + " k " + std::to_string(k) + " " +
-                           std::string(dtype_name(x_dtype)) + " " + std::string(dtype_name(w_dtype));
+void check_linear(int64_t m, int64_t n, int64_t k, DType x_dtype, DType w_dtype, DType out_dtype,
+                  bool has_bias, const ThreadPool& pool) {
+  const std::string what = "m " + std::to_string(m) + " n " + std::to_string(n) + " k " + std::to_string(k) +
+                           " " + std::string(dtype_name(x_dtype)) + " " + std::string(dtype_name(w_dtype));
   // Rows of x and out lie apart; what is between them is NaN and must stay.
   Tensor x(x_dtype, {m, k}, {k + 5, 1});
   Tensor w(w_dtype, {n, k});
@@ -65,7 +67,8 @@ void check_linear(int64_t m, int64_t n, int64_t k, DType x_dtype, DType w_dtype,
     }
     const auto element = static_cast<size_t>(element_size_bytes(out_dtype));
     if (i + 1 < m && n > 0) {
-      for (size_t b = static_cast<size_t>(i * (n + 3) + n) * element; b < static_cast<size_t>((i + 1) * (n + 3)) * element; ++b) {
+      for (size_t b = static_cast<size_t>(i * (n + 3) + n) * element;
+           b < static_cast<size_t>((i + 1) * (n + 3)) * element; ++b) {
         ASSERT_EQ(out.bytes()[b], std::byte{0xFF}) << what << ": wrote between rows";
       }
     }
@@ -187,8 +190,12 @@ TEST(LinearEdges, ARowDoesNotDependOnTheNumberOfRows) {
 TEST(MatMul, MatchesFloat64ForAnyStrides) {
   const ThreadPool pool(2);
   for (const DType dtype : kFloats) {
-    for (const auto& [m, n, k] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1}, {1, 70, 33}, {5, 3, 17}, {65, 33, 20},
-                                  {13, 64, 900}, {4, 4, 0}}) {
+    for (const auto& [m, n, k] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1},
+                                  {1, 70, 33},
+                                  {5, 3, 17},
+                                  {65, 33, 20},
+                                  {13, 64, 900},
+                                  {4, 4, 0}}) {
       for (int layout = 0; layout < 8; ++layout) {
         // Two batch dimensions; a's second one broadcasts.
         const int64_t a_row = layout & 1 ? 1 : k + 2, a_col = layout & 1 ? m + 1 : 1;
@@ -210,7 +217,8 @@ TEST(MatMul, MatchesFloat64ForAnyStrides) {
             sum += product;
             magnitude += std::abs(product);
           }
-          expect_close(out, i, sum, product_tolerance(magnitude, sum, k, DType::kF32), "layout " + std::to_string(layout));
+          expect_close(out, i, sum, product_tolerance(magnitude, sum, k, DType::kF32),
+                       "layout " + std::to_string(layout));
           if (HasFatalFailure()) return;
         }
       }
@@ -243,13 +251,16 @@ TEST(Norm, MatchesFloat64) {
             double mean = 0, variance = 0;
             for (int64_t i = 0; i < size; ++i) mean += x.get(row * size + i) / static_cast<double>(size);
             if (!centered) mean = 0;
-            for (int64_t i = 0; i < size; ++i) variance += std::pow(x.get(row * size + i) - mean, 2) / static_cast<double>(size);
+            for (int64_t i = 0; i < size; ++i)
+              variance += std::pow(x.get(row * size + i) - mean, 2) / static_cast<double>(size);
             for (int64_t i = 0; i < size; ++i) {
-              const double unit = (x.get(row * size + i) - mean) / std::sqrt(variance + static_cast<double>(eps));
-              const double scaled = unit * (w ? weight.get(i) : 1) ;
+              const double unit =
+                  (x.get(row * size + i) - mean) / std::sqrt(variance + static_cast<double>(eps));
+              const double scaled = unit * (w ? weight.get(i) : 1);
               const double want = scaled + (b ? bias.get(i) : 0);
               // The mean of one element cancels exactly, of more to about a rounding of x.
-              expect_close(out, row * size + i, want, 1e-5 * (std::abs(scaled) + 1) + std::abs(want) * rounding(dtype), "norm");
+              expect_close(out, row * size + i, want,
+                           1e-5 * (std::abs(scaled) + 1) + std::abs(want) * rounding(dtype), "norm");
               if (HasFatalFailure()) return;
             }
           }
@@ -277,8 +288,8 @@ TEST(Softmax, MatchesFloat64) {
           Tensor x(dtype, {4, size}, {size * stride + 2, stride});
           Tensor out(dtype, {4, size}, {size * stride, stride});
           x.fill_random(1, 10.0);
-          x.set(size, -kInf);                                                // one key masked
-          for (int64_t i = 0; i < size; ++i) x.set(2 * size + i, -kInf);     // all masked
+          x.set(size, -kInf);                                             // one key masked
+          for (int64_t i = 0; i < size; ++i) x.set(2 * size + i, -kInf);  // all masked
           x.set(3 * size + size / 2, kNan);
           softmax(x.view(), log, out.view(), pool);
           for (int64_t row = 0; row < 4; ++row) {
@@ -288,7 +299,9 @@ TEST(Softmax, MatchesFloat64) {
             for (int64_t i = 0; i < size; ++i) {
               const double shifted = x.get(row * size + i) - max;
               const double want = log ? shifted - std::log(sum) : std::exp(shifted) / sum;
-              expect_close(out, row * size + i, want, 3e-6 * (1 + std::abs(want)) + std::abs(want) * rounding(dtype) + 0x1p-25, "softmax");
+              expect_close(out, row * size + i, want,
+                           3e-6 * (1 + std::abs(want)) + std::abs(want) * rounding(dtype) + 0x1p-25,
+                           "softmax");
               if (HasFatalFailure()) return;
             }
           }
@@ -327,7 +340,8 @@ double reduce_plainly(ReduceOp op, const std::vector<double>& v) {
       result = 1;
       for (double x : v) result = result != 0 && x != 0;
       return result;
-    default: break;
+    default:
+      break;
   }
   const bool is_max = op == ReduceOp::kMax || op == ReduceOp::kArgMax;
   size_t best = 0;
@@ -368,7 +382,8 @@ TEST(Reduce, MatchesPlainLoopsForEveryOpDtypeAndStride) {
             // A product of 120 small integers is 0 or wraps: compared modulo 2^64 by its zero only.
             if (op == ReduceOp::kProd && std::abs(want) > 1e15) continue;
             expect_close(out, i, want, 1e-6 + std::abs(want) * (1e-6 + rounding(out_dtype)),
-                         "op " + std::to_string(o) + " " + std::string(dtype_name(dtype)) + " dims " + std::to_string(num_dims));
+                         "op " + std::to_string(o) + " " + std::string(dtype_name(dtype)) + " dims " +
+                             std::to_string(num_dims));
             if (HasFatalFailure()) return;
           }
         }
@@ -398,8 +413,12 @@ TEST(Reduce, IntegersAreExactAndWrap) {
 TEST(Reduce, NothingReducedGivesTheIdentity) {
   const ThreadPool pool(1);
   Tensor x(DType::kF32, {2, 0});
-  for (const auto& [op, want] : {std::pair{ReduceOp::kSum, 0.0}, {ReduceOp::kProd, 1.0}, {ReduceOp::kAny, 0.0},
-                                 {ReduceOp::kAll, 1.0}, {ReduceOp::kMax, -kInf}, {ReduceOp::kMin, kInf},
+  for (const auto& [op, want] : {std::pair{ReduceOp::kSum, 0.0},
+                                 {ReduceOp::kProd, 1.0},
+                                 {ReduceOp::kAny, 0.0},
+                                 {ReduceOp::kAll, 1.0},
+                                 {ReduceOp::kMax, -kInf},
+                                 {ReduceOp::kMin, kInf},
                                  {ReduceOp::kMean, kNan}}) {
     Tensor out(DType::kF32, {2});
     reduce(op, x.view(), 1, out.view(), pool);

@@ -46,13 +46,12 @@ class Tensor {
     });
   }
   void set(int64_t i, double value) {
-    with_storage_type(view_.dtype, [&](auto tag) {
-      view_.as<decltype(tag)>()[offset(i)] = convert<decltype(tag)>(value);
-    });
+    with_storage_type(
+        view_.dtype, [&](auto tag) { view_.as<decltype(tag)>()[offset(i)] = convert<decltype(tag)>(value); });
   }
   int64_t get_int(int64_t i) const {
-    return with_storage_type(view_.dtype,
-                             [&](auto tag) { return convert<int64_t>(view_.as<decltype(tag)>()[offset(i)]); });
+    return with_storage_type(
+        view_.dtype, [&](auto tag) { return convert<int64_t>(view_.as<decltype(tag)>()[offset(i)]); });
   }
 
   Tensor& fill_random(uint32_t seed, double scale = 1.0) {
@@ -106,10 +105,14 @@ class Workspace {
 // Half a unit in the last place, relative.
 inline double rounding(DType dtype) {
   switch (dtype) {
-    case DType::kF16: return 0x1p-11;
-    case DType::kBF16: return 0x1p-8;
-    case DType::kF32: return 0x1p-24;
-    default: return 0;
+    case DType::kF16:
+      return 0x1p-11;
+    case DType::kBF16:
+      return 0x1p-8;
+    case DType::kF32:
+      return 0x1p-24;
+    default:
+      return 0;
   }
 }
 

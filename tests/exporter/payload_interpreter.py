@@ -79,8 +79,7 @@ class Interpreter:
         outputs = []
         for number in self.list(self.payload.outputs):
             value = self.payload.values[number]
-            array = np.ascontiguousarray(self.view(number))
-            tensor = torch.from_numpy(array.copy())
+            tensor = torch.from_numpy(np.array(self.view(number), order="C"))
             outputs.append(tensor.view(torch.bfloat16) if DTYPE[value.dtype] == "BF16" else tensor)
         return outputs
 

@@ -98,7 +98,7 @@ VIEWS = {
     "unbind": lambda m, x: x.unbind(-1)[3] + x.unbind(-1)[0], "squeeze": lambda m, x: x.sum(-1, keepdim=True).squeeze(-1),
     "split": lambda m, x: x.split([3, 5], -1)[1] * 2, "permute": lambda m, x: x.permute(2, 0, 1) + 1,
     "repeat_kv": lambda m, x: x.unflatten(-1, (2, 4))[:, :, :, None].expand(-1, -1, -1, 3, -1).flatten(2, 3) + 0,
-    "same_input": lambda m, x: x, "rotate_half": lambda m, x: x * 2 + torch.cat([-x[..., 4:], x[..., :4]], -1) * m.row,
+    "rotate_half": lambda m, x: x * 2 + torch.cat([-x[..., 4:], x[..., :4]], -1) * m.row,
     "stack_real": lambda m, x: torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2) * 2,
     "cat_constant": lambda m, x: torch.cat([x, m.row.expand(x.shape[0], x.shape[1], 8)], -1),
 }  # fmt: skip
@@ -207,7 +207,7 @@ def _shifted(m: Any, x: torch.Tensor, pos: torch.Tensor) -> torch.Tensor:
 
 
 def _slice(m: Any, x: torch.Tensor, pos: torch.Tensor) -> torch.Tensor:
-    m.cache[:, :, : x.shape[2]] = x
+    m.cache[:, :, 2:5] = x.mean(2, keepdim=True)
     return m.cache + pos.sum()
 
 
@@ -252,9 +252,7 @@ def test_tied_weights_are_one_constant() -> None:
 
 def test_unbounded_dimension_is_refused() -> None:
     with pytest.raises(Unsupported, match=r"no upper bound.*Dim"):
-        parts = partitioned(Function(lambda m, x: x + 1), (floats(),), {"inputs": ({1: torch.export.Dim.DYNAMIC},)})
-        if parts.refusals:
-            raise Unsupported(str(parts.refusals[0]))
+        partitioned(Function(lambda m, x: x + 1), (floats(),), {"inputs": ({1: torch.export.Dim.DYNAMIC},)})
 
 
 def test_refusal_names_operator_line_and_fix() -> None:

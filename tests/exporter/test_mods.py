@@ -195,6 +195,7 @@ SCORE_MODS = {
     "squeeze": lambda s, b, h, q, k: s + TABLE[h, q, k].reshape(1).squeeze(),
     "expand": lambda s, b, h, q, k: (s + TABLE[h, q, k]).expand(4).sum(),
     "split": lambda s, b, h, q, k: s + TABLE[h, q].split(3)[1].sum() + TABLE[h, q].chunk(2)[0].sum(),
+    "computed_then_indexed": lambda s, b, h, q, k: torch.stack([s, s * 2, s * 3])[h] + torch.stack([s, -s])[-1 - k % 2],
     "max_over_dim": lambda s, b, h, q, k: s + TABLE[h].max(dim=1).values[q % 2],
 }
 
@@ -285,7 +286,10 @@ FAILURES = {
     "nonzero": (lambda s, b, h, q, k: s + torch.nonzero(k).sum(), "size depends on values"),
     "bool_index": (lambda s, b, h, q, k: s + TABLE[0, 0][TABLE[0, 0] > q][0], "size depends on values"),
     "complex_capture": (lambda s, b, h, q, k: s + COMPLEX[k], "complex64"),
-    "computed_and_indexed": (lambda s, b, h, q, k: s + torch.stack([s, s * 2])[k % 2], "indexes values that it computed"),
+    "computed_and_indexed": (
+        lambda s, b, h, q, k: s + torch.stack([s, s * 2])[torch.stack([k, q]) % 2].sum(),
+        "indexes values that it computed",
+    ),
 }
 
 
