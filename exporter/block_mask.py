@@ -14,11 +14,10 @@ from unittest import mock
 
 import torch
 import torch.nn.attention.flex_attention as flex_module
-from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
-
 from flexpte.exporter.evaluate import evaluate
 from flexpte.exporter.mods import mask_program
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
 _LIBRARY = torch.library.Library("flexpte", "FRAGMENT")  # an op lives as long as its library object
 
@@ -134,7 +133,7 @@ def _dense_mask(mask_mod: Any, B: Any, H: Any, Q_LEN: Any, KV_LEN: Any, device: 
 def accept_block_masks(inputs: Any) -> None:
     """Make BlockMask a pytree node if ``inputs`` hold one: torch.export takes pytrees of tensors.
 
-    It stays one, since the exported program is called with it. The tensors in a mask_mod's closure are leaves.
+    It stays one, since the exported program is called with it. A mask_mod's closure tensors are leaves.
     """
     pytree = torch.utils._pytree
     if any(isinstance(x, BlockMask) for x in pytree.tree_leaves(inputs)):

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-
 from flexpte.exporter.evaluate import fold
 from flexpte.exporter.expression import Expression, Node
 
@@ -125,12 +124,14 @@ class Builder:
 
     def narrow(self, number: int, dtype: torch.dtype) -> int:
         """Round the result of a computation to ``dtype`` if it is narrower than its type."""
-        if dtype not in NARROW or self.nodes[number].op == "RoundTo" and self.nodes[number].round_to == NARROW[dtype]:
+        if dtype not in NARROW or (
+            self.nodes[number].op == "RoundTo" and self.nodes[number].round_to == NARROW[dtype]
+        ):
             return number
         return self.op("RoundTo", KINDS[dtype], number, round_to=NARROW[dtype])
 
     def finish(self, root: int) -> tuple[Expression, list[int], list[int]]:
-        """The expression of ``root`` and what it loads: capture and scalar numbers in the order of its own."""
+        """The expression of ``root`` and what it loads: capture and scalar numbers in its order."""
         live = {root}
         for number in range(root, -1, -1):
             if number in live:

@@ -78,7 +78,8 @@ def _natural_lse(node: fx.Node) -> None:
 
 def _spell_out(node: fx.Node) -> None:
     """torch.sym_sum([a, b, c]) as a + b + c: one form of scalar arithmetic for what follows."""
-    total, *rest = node.args[0]  # type: ignore[misc]
+    terms = node.args[0] if isinstance(node.args[0], list | tuple) else node.args
+    total, *rest = terms
     value = _value(total)
     with node.graph.inserting_before(node):
         for term in rest:

@@ -15,11 +15,6 @@ from unittest import mock
 import torch
 import torch.nn.attention.flex_attention as flex_module
 import torch.utils._pytree as pytree
-from torch import Tensor, nn
-from torch._higher_order_ops.flex_attention import FlexAttentionHOP
-from torch.export import ExportedProgram
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
-
 from flexpte.exporter.block_mask import (
     accept_block_masks,
     computed_block_masks,
@@ -32,6 +27,10 @@ from flexpte.exporter.expression import to_json
 from flexpte.exporter.flex_op import flex_attention_op
 from flexpte.exporter.mod_graph import model_line
 from flexpte.exporter.mods import Mod, mask_program, score_program
+from torch import Tensor, nn
+from torch._higher_order_ops.flex_attention import FlexAttentionHOP
+from torch.export import ExportedProgram
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 
 def capture(
@@ -66,7 +65,9 @@ def _packed(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _trace(module: nn.Module, example_inputs: tuple[Any, ...], dynamic_shapes: Any, strict: bool) -> ExportedProgram:
+def _trace(
+    module: nn.Module, example_inputs: tuple[Any, ...], dynamic_shapes: Any, strict: bool
+) -> ExportedProgram:
     with custom_attention(module, strict):
         return torch.export.export(module, example_inputs, dynamic_shapes=dynamic_shapes, strict=strict)
 
@@ -98,13 +99,15 @@ def custom_attention(module: nn.Module, strict: bool) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(FlexAttentionHOP, "__call__", call))
         # Inference only: queries that are parameters are fine.
-        stack.enter_context(mock.patch.object(flex_module, "_validate_device", lambda *_: None))
+        stack.enter_context(mock.patch.object(flex_module, "_validate_device", return_value=None))
         if not strict:
             # Compiled functions, flex_attention's own included, are traced through.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             options = flex_module._apply_kernel_options
             stack.enter_context(
-                mock.patch.object(flex_module, "_apply_kernel_options", lambda *a, **k: _no_max_scores(options, *a, **k))
+                mock.patch.object(
+                    flex_module, "_apply_kernel_options", lambda *a, **k: _no_max_scores(options, *a, **k)
+                )
             )
         yield
 

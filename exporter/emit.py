@@ -12,6 +12,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,7 @@ def _program(
     program: ExportedProgram, root: torch.nn.Module, graph: fx.Graph, env: dict[fx.Node, fx.Node], outputs: list[Any]
 ) -> ExportedProgram:
     signature = program.graph_signature
-    by_name = {n.name: n for n in graph.nodes}
+    by_name = {old.name: new for old, new in env.items() if old.op == "placeholder"}
     mutated = {s.target for s, _ in outputs if s.kind is OutputKind.BUFFER_MUTATION}
     input_specs, state_dict, constants = [], {}, {}
     for spec in signature.input_specs:
@@ -206,7 +207,7 @@ def _program(
         if spec.kind is not InputKind.USER_INPUT and not node.users and spec.target not in mutated:
             graph.erase_node(node)
             continue
-        input_specs.append(spec)
+        input_specs.append(replace(spec, arg=replace(spec.arg, name=node.name)))
         if spec.target in program.state_dict:
             state_dict[spec.target] = program.state_dict[spec.target]
         elif spec.target in program.constants:

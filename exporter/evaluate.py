@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
-
 from flexpte.exporter.expression import Expression, Node
+from torch import Tensor
 
 TORCH_TYPES = {"Bool": torch.bool, "I32": torch.int32, "I64": torch.int64, "F32": torch.float32}
 NARROW_TYPES = {

@@ -436,36 +436,53 @@ def retargeted_copies(b: Lowering, instructions: list[Instruction]) -> list[Inst
         if not isinstance(copy, Elementwise) or len(copy.inputs) != 1 or len(copy.expression.nodes) != 1:
             continue
         source, target = b.values[copy.inputs[0]], b.values[copy.out]
-        writer = uses.only_writer(source.storage)
-        if writer is None or uses.readers[source.storage] != {position}:
+        if b.storages[source.storage].kind != "Arena" or b.storages[target.storage].kind == "State":
             continue
-        if b.storages[target.storage].kind == "State":
+        if uses.readers[source.storage] != {position}:
             continue
-        producer = result[writer]
-        assert producer is not None
-        op = producer.op
-        written = [n for n in op.writes() if b.values[n].storage == source.storage]
-        if len(written) != 1 or copy.inputs[0] in op.reads():
+        moved = _moved_writes(b, result, sorted(uses.writers[source.storage]), source, target)
+        if moved is None:
             continue
-        base = b.values[written[0]]
-        over = mapping(base, source)
-        if over is None or not over.whole:
-            continue
-        order = {d: i for i, d in enumerate(over.dims) if d is not None}
-        moved = replace(
-            target,
-            sizes=base.sizes,
-            strides=tuple(target.strides[order[d]] if d in order else 0 for d in range(len(base.sizes))),
-        )
-        if not _writable(op, base, moved):
-            continue
-        uses.remove(writer, op)
         uses.remove(position, copy)
-        op = _writing(op, written[0], b.number(moved))
-        uses.add(writer, op)
-        result[writer] = Instruction(op, producer.name)
         result[position] = None
+        for writer, op in moved.items():
+            old = result[writer]
+            assert old is not None
+            uses.remove(writer, old.op)
+            uses.add(writer, op)
+            result[writer] = Instruction(op, old.name)
     return [i for i in result if i is not None]
+
+
+def _moved_writes(
+    b: Lowering, instructions: list[Instruction | None], writers: list[int], source: Value, target: Value
+) -> dict[int, Op] | None:
+    """The writers of a storage, writing where a copy of it goes; None unless all of them can."""
+    moved: dict[int, Op] = {}
+    for writer in writers:
+        instruction = instructions[writer]
+        assert instruction is not None
+        op = instruction.op
+        written = [n for n in op.writes() if b.values[n].storage == source.storage]
+        if len(written) != 1 or any(b.values[n].storage in (source.storage, target.storage) for n in op.reads()):
+            return None
+        base = b.values[written[0]]
+        if len(writers) == 1:  # the copy may permute what the one instruction wrote
+            over = mapping(base, source)
+            if over is None or not over.whole:
+                return None
+            order = {d: i for i, d in enumerate(over.dims) if d is not None}
+            strides = tuple(target.strides[order[d]] if d in order else 0 for d in range(len(base.sizes)))
+            place = replace(target, sizes=base.sizes, strides=strides)
+        else:  # parts of a concatenation that is copied as it is
+            over = mapping(source, base)
+            if over is None or not views.is_contiguous(source) or not same(source.offset, 0):
+                return None
+            place = composed(target, over, base.sizes)
+        if not _writable(op, base, place):
+            return None
+        moved[writer] = _writing(op, written[0], b.number(place))
+    return moved if moved else None
 
 
 def _writing(op: Op, old: int, new: int) -> Op:

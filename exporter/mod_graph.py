@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from flexpte.exporter.errors import Unsupported
 from torch import Tensor, fx
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import (
@@ -30,8 +31,6 @@ from torch.overrides import (
     _pop_mode_temporarily,
 )
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-
-from flexpte.exporter.errors import Unsupported
 
 SCORE_ARGUMENTS = ("score", "batch", "head", "q_idx", "kv_idx")
 MASK_ARGUMENTS = SCORE_ARGUMENTS[1:]
@@ -57,8 +56,10 @@ def record(
     """Run ``mod`` on 0-d fake tensors named ``arguments`` and record what it does.
 
     The score is float32, the indices int32, as for torch's own kernels. ``like``: a tensor whose fake mode
-    is used if it has one. Ops outside ``kept`` are decomposed where torch can. Raises Unsupported for what depends on values, for mutation of captured tensors,
-    and for a result that is no 0-d tensor.
+    is used if it has one. Ops outside ``kept`` are decomposed where torch can.
+
+    Raises Unsupported for what depends on values, for mutation of captured tensors, and for a result that is
+    no 0-d tensor.
     """
     mode = like.fake_mode if isinstance(like, FakeTensor) else FakeTensorMode(allow_non_fake_inputs=True)
     with without_modes(), torch.no_grad(), mode:
@@ -92,7 +93,9 @@ def record(
                 fix="It must return one 0-d tensor; reduce it, or index it with b, h, q_idx, kv_idx",
             )
         recorder.graph.output(recorder.node_of(result))
-    recorder.graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output"))  # no op recorded has effects
+    recorder.graph.eliminate_dead_code(
+        lambda n: n.op in ("placeholder", "output")
+    )  # no op recorded has effects
     return ModGraph(recorder.graph, {n: t for n, t in recorder.captures.items() if n.users})
 
 
@@ -301,7 +304,7 @@ def function_line(function: Any) -> str | None:
     """``file:line`` of a function's definition, looking through functools.partial and methods."""
     while hasattr(function, "func"):
         function = function.func
-    code = getattr(function, "__code__", None) or getattr(
-        getattr(type(function), "__call__", None), "__code__", None
-    )
+    code = getattr(function, "__code__", None)
+    if code is None:  # an object with a call method
+        code = getattr(type(function).__dict__.get("__call__"), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else None

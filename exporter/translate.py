@@ -1,8 +1,8 @@
 """A mod's graph to an expression, op by op.
 
 A value of the graph is either `Lanes`, a small tensor of expression nodes (one node for a 0-d value), or a
-`View` of a captured tensor, of which nothing has been loaded yet. What depends on captured tensors only and is
-no expression (a reduction of a table, say) is computed outside of the attention and captured instead.
+`View` of a captured tensor, of which nothing has been loaded yet. What depends on captured tensors only and
+is no expression (a reduction of a table, say) is computed outside of the attention and captured instead.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
-
 from flexpte.exporter.builder import KINDS, Builder
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.expression import Expression, Node
 from flexpte.exporter.mod_graph import ModGraph
+from torch import Tensor, fx
 
 MAX_LANES = 256
 _ARGUMENTS = {"score": "Score", "batch": "Batch", "head": "Head", "q_idx": "QIdx", "kv_idx": "KvIdx"}
@@ -43,7 +42,7 @@ class Free:
 
 @dataclass(frozen=True)
 class View:
-    """A captured tensor (or a value computed outside the mod) whose dimensions are fixed to a node or free."""
+    """A captured tensor (or a value computed outside) whose dimensions are fixed to a node or free."""
 
     capture: fx.Node
     index: tuple[int | Free, ...]
@@ -61,7 +60,7 @@ class Translator:
     def __init__(
         self, graph: ModGraph, handlers: dict[Any, Handler], outside: frozenset[Any], views: frozenset[Any]
     ) -> None:
-        """``handlers``: op -> function; ops in ``outside`` are not expanded where they can be computed outside,
+        """``handlers``: op -> function; ops in ``outside`` are computed outside where they can be,
         those in ``views`` load nothing, so that the dtype does not matter."""
         self._handlers, self._outside, self._of_any_dtype = handlers, outside, views
         self.build = Builder()
@@ -176,7 +175,7 @@ class Translator:
         if any(isinstance(s, torch.SymInt) for s in view.shape) or _numel(view.shape) > MAX_LANES:
             raise self.unsupported(
                 f"a mod uses {tuple(view.shape)} elements of a captured tensor at once",
-                f"Index every dimension with b, h, q_idx or kv_idx; at most {MAX_LANES} elements can be reduced",
+                f"Index every dimension with b, h, q_idx or kv_idx; at most {MAX_LANES} can be reduced",
             )
         capture = self._captures.setdefault(view.capture, len(self._captures))
         kind = KINDS[view.dtype]
@@ -262,4 +261,3 @@ def _positions(shape: Sequence[Any]) -> list[tuple[int, ...]]:
     for size in shape:
         positions = [(*p, i) for p in positions for i in range(int(size))]
     return positions
-

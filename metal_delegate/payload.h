@@ -14,7 +14,7 @@
 namespace flexpte {
 
 // Constants are found in `data`, whose bytes the program then refers to. A constant whose bytes are not
-// 64-byte aligned is copied. A payload of a newer format version is Unsupported.
+// even 16-byte aligned is copied. A payload of a newer format version is Unsupported.
 Result<std::unique_ptr<BoundProgram>> decode_payload(std::span<const std::byte> bytes, const NamedData& data);
 
 }  // namespace flexpte

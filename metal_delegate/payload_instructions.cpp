@@ -145,12 +145,12 @@ class InstructionDecoder {
   }
   Status arange(const payload::Arange& op) {
     const auto count = static_cast<int64_t>(program_.scalars.size());
-    for (const int64_t scalar : {op.start(), op.step()}) {
-      if (scalar < 0 || scalar >= count) {
-        return malformed("names scalar " + std::to_string(scalar) + " of " + std::to_string(count));
+    for (const Sym sym : {op.start(), op.step()}) {
+      if (is_symbolic(sym) && -1 - sym >= count) {
+        return malformed("names scalar " + std::to_string(-1 - sym) + " of " + std::to_string(count));
       }
     }
-    to_.params = ArangeParams{static_cast<int32_t>(op.start()), static_cast<int32_t>(op.step())};
+    to_.params = ArangeParams{op.start(), op.step()};
     return operands({{op.out(), "out"}});
   }
   Status flex_attention(const payload::FlexAttention& op) {

@@ -95,8 +95,8 @@ struct ReduceParams {
 struct SoftmaxParams { bool log = false; };
 struct IndexCopyParams { int32_t dim = 0; };
 struct ArangeParams {
-  int32_t start_scalar = 0;
-  int32_t step_scalar = 0;
+  Sym start = 0;
+  Sym step = 1;
 };
 struct FlexParams {
   float scale = 1.0f;

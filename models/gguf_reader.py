@@ -5,6 +5,7 @@ The format is specified in ggml's docs/gguf.md; the names of entries and tensors
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -241,20 +242,24 @@ def _attention_scale(
 ) -> float:
     # Files do not carry the scale; Gemma 3 27B, known by its 62 layers, is the one that differs.
     if architecture == "gemma3" and num_layers == 62:
-        return float(hidden_size / num_heads) ** -0.5
-    return float(head_dim) ** -0.5
+        return 1 / math.sqrt(hidden_size / num_heads)
+    return 1 / math.sqrt(head_dim)
 
 
 def _layers(data: _Metadata, tensors: Mapping[str, Any], head_dim: int) -> tuple[LayerConfig, ...]:
     rotary = _rotary(data, tensors, head_dim)
     window = data.integer("attention.sliding_window", 0) or None
     count = data.integer("block_count")
+    if count > len(tensors):
+        raise ConfigError(
+            f"{data.architecture}.block_count is {count}, but the file has {len(tensors)} tensors"
+        )
     if data.architecture == "gemma3":
         # Every sixth layer is global; local ones rotate with base 10000 and are never stretched.
         local = Rotary(data.number("rope.freq_base_swa", 10_000.0), head_dim)
         if window is None:
             raise ConfigError("the entry gemma3.attention.sliding_window is missing")
-        pattern = data.integer("attention.sliding_window_pattern", 6)
+        pattern = max(data.integer("attention.sliding_window_pattern", 6), 1)
         return tuple(
             LayerConfig(local, window) if (layer + 1) % pattern else LayerConfig(rotary)
             for layer in range(count)

@@ -85,7 +85,7 @@ def _stored_tensors(path: Path) -> Iterable[StoredTensor]:
         if file.read(24).startswith(b"version https://git-lfs"):
             raise CheckpointError(f"{path}: is a Git LFS pointer, not the weights; run git lfs pull")
     try:
-        tensors = safe_open(str(path), framework="pt", device="cpu")
+        tensors: Any = safe_open(str(path), framework="pt", device="cpu")
         for name in tensors.keys():  # noqa: SIM118 (not a mapping)
             part = tensors.get_slice(name)
             yield StoredTensor(

@@ -48,13 +48,18 @@ T value_of(flexpte::Result<T> result) {
   return std::move(result).value();
 }
 
+// Text of the file may be any bytes.
+nb::object text(std::string_view bytes) {
+  return nb::steal(PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "replace"));
+}
+
 void translate(const std::exception_ptr& pointer, void*) {
   try {
     std::rethrow_exception(pointer);
   } catch (const StatusError& error) {
     const nb::object type = nb::module_::import_("flexpte.runtime.errors").attr("FlexpteError");
     const std::string code(flexpte::code_name(error.status.code()));
-    const nb::object exception = type(error.status.message(), code);
+    const nb::object exception = type(text(error.status.message()), code);
     PyErr_SetObject(type.ptr(), exception.ptr());
   }
 }
@@ -140,14 +145,14 @@ nb::list describe(const flexpte::Method& method, std::span<const int32_t> ids) {
 
 nb::dict describe(const flexpte::MethodDelegate& delegate) {
   nb::dict result;
-  result["id"] = delegate.id;
+  result["id"] = text(delegate.id);
   result["blob_size_bytes"] = delegate.blob_size_bytes;
-  result["description"] = delegate.loaded->describe();
+  result["description"] = text(delegate.loaded->describe());
   nb::list states;
   for (const flexpte::StateInfo& state : delegate.loaded->states()) {
     nb::dict entry;
-    entry["name"] = state.name;
-    entry["layout"] = state.layout;
+    entry["name"] = text(state.name);
+    entry["layout"] = text(state.layout);
     entry["dtype"] = std::string(flexpte::dtype_name(state.dtype));
     entry["shape"] = std::vector<int64_t>(state.shape.sizes.begin(), state.shape.sizes.begin() + state.shape.rank);
     entry["size_bytes"] = state.size_bytes;
@@ -159,7 +164,7 @@ nb::dict describe(const flexpte::MethodDelegate& delegate) {
 
 nb::dict describe(const flexpte::Method& method) {
   nb::dict result;
-  result["name"] = method.name();
+  result["name"] = text(method.name());
   result["inputs"] = describe(method, method.inputs());
   result["outputs"] = describe(method, method.outputs());
   nb::list delegates;
@@ -168,12 +173,12 @@ nb::dict describe(const flexpte::Method& method) {
   nb::list instructions;
   for (const flexpte::Instruction& instruction : method.instructions()) {
     const bool is_delegate = instruction.kind == flexpte::Instruction::Kind::kDelegate;
-    instructions.append(nb::make_tuple(instruction.name, is_delegate));
+    instructions.append(nb::make_tuple(text(instruction.name), is_delegate));
   }
   result["instructions"] = instructions;
   nb::list states;
   for (const flexpte::PlannedState& state : method.states()) {
-    states.append(nb::make_tuple(std::string(state.name), state.size_bytes));
+    states.append(nb::make_tuple(text(state.name), state.size_bytes));
   }
   result["states"] = states;
   size_t arena_size_bytes = 0;
@@ -220,14 +225,14 @@ class Program {
   nb::dict file() const {
     const flexpte::PteFile& file = program_->file();
     nb::dict result;
-    result["name"] = file.name();
+    result["name"] = text(file.name());
     result["file_size_bytes"] = file.file_size_bytes();
     result["program_size_bytes"] = file.program_size_bytes();
     std::vector<size_t> segments;
     for (const auto segment : file.segments()) segments.push_back(segment.size());
     result["segment_sizes_bytes"] = segments;
     nb::dict named;
-    for (const auto& [key, bytes] : file.named_data()) named[key.c_str()] = bytes.size();
+    for (const auto& [key, bytes] : file.named_data()) named[text(key)] = bytes.size();
     result["named_data_sizes_bytes"] = named;
     return result;
   }

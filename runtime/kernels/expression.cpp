@@ -242,7 +242,9 @@ int64_t Impl::slot_bytes(const Slot& slot, int64_t rows, int64_t cols, bool uppe
       }
       break;
   }
-  return aligned(lanes * slot.element_size);
+  // Whole pages apart, a loop's loads would seem to the processor to depend on its stores.
+  constexpr int64_t kStagger = 17 * kAlignment;
+  return aligned(lanes * slot.element_size) + (slot.extent == Extent::kFull ? kStagger : 0);
 }
 
 size_t Impl::workspace_bytes(int64_t max_rows, int64_t max_cols) const {

@@ -68,7 +68,8 @@ HWY_INLINE FloatVec tanh_vector(FloatTag d, FloatVec x) {
   const FloatVec e = exp_vector(d, hn::Add(magnitude, magnitude));
   const FloatVec one = hn::Set(d, 1.0f);
   const FloatVec large = hn::Sub(one, hn::Div(hn::Set(d, 2.0f), hn::Add(e, one)));
-  return hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, 0.6f)), small, hn::CopySign(large, x));
+  // The sign is the argument's, also that of a zero.
+  return hn::CopySign(hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, 0.6f)), small, large), x);
 }
 
 HWY_INLINE FloatVec sigmoid_vector(FloatTag d, FloatVec x) {

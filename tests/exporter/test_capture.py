@@ -54,7 +54,9 @@ def check(module, *calls, dynamic_shapes=None, strict=False, attentions=1, examp
     for node in program.graph.nodes:
         assert node.op in ("placeholder", "call_function", "output"), node.op
         if node.op == "call_function":
-            assert str(getattr(node.target, "namespace", node.target.__module__)).startswith(allowed), node.target
+            assert str(getattr(node.target, "namespace", node.target.__module__)).startswith(allowed), (
+                node.target
+            )
     runnable = program.module()
     for inputs in calls:
         with torch.no_grad():
@@ -75,7 +77,13 @@ class Attention(nn.Module):
         if self.mask_mod is not None:
             mask = create_block_mask(self.mask_mod, None, None, q.shape[2], k.shape[2], device=q.device)
         return flex_attention(
-            q, k, v, score_mod=self.score_mod, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1], **self.options
+            q,
+            k,
+            v,
+            score_mod=self.score_mod,
+            block_mask=mask,
+            enable_gqa=q.shape[1] != k.shape[1],
+            **self.options,
         )
 
 
@@ -127,7 +135,11 @@ def test_dimensions_found_by_export():
 
 
 def test_several_dynamic_dimensions():
-    batch, q_len, kv_len = Dim("batch", min=1, max=8), Dim("q_len", min=1, max=64), Dim("kv_len", min=1, max=64)
+    batch, q_len, kv_len = (
+        Dim("batch", min=1, max=8),
+        Dim("q_len", min=1, max=64),
+        Dim("kv_len", min=1, max=64),
+    )
     shapes = {"q": {0: batch, 2: q_len}, "k": {0: batch, 2: kv_len}, "v": {0: batch, 2: kv_len}}
     calls = [qkv(batch=b, q_len=q, kv_len=k) for b, q, k in ((2, 9, 20), (1, 1, 7), (3, 20, 1))]
     check(Attention(None, causal), *calls, dynamic_shapes=shapes)
@@ -138,7 +150,11 @@ def test_sizes_read_by_a_mod_are_scalars():
         def forward(self, q, k, v):
             offset = k.shape[2] - q.shape[2]
             mask = create_block_mask(
-                lambda b, h, i, j: (i + offset >= j) & (j < k.shape[2] - 1), None, None, q.shape[2], k.shape[2]
+                lambda b, h, i, j: (i + offset >= j) & (j < k.shape[2] - 1),
+                None,
+                None,
+                q.shape[2],
+                k.shape[2],
             )
             return flex_attention(q, k, v, block_mask=mask)
 
@@ -203,7 +219,9 @@ def test_mask_as_an_argument(with_capture):
 def test_lists_from_tensors_decide_with_the_mask():
     class Blocks(nn.Module):
         def forward(self, q, k, v, num, indices):
-            mask = BlockMask.from_kv_blocks(num, indices, BLOCK_SIZE=16, mask_mod=causal, seq_lengths=(40, 40))
+            mask = BlockMask.from_kv_blocks(
+                num, indices, BLOCK_SIZE=16, mask_mod=causal, seq_lengths=(40, 40)
+            )
             return flex_attention(q, k, v, block_mask=mask)
 
     num = torch.tensor([[[1, 1, 2]]], dtype=torch.int32)
@@ -224,7 +242,11 @@ def test_lists_that_the_model_computes_with_are_computed():
         def forward(self, q, k, v):
             mask = create_block_mask(window(20), None, None, 40, 40, BLOCK_SIZE=16, device="cpu")
             other = BlockMask.from_kv_blocks(
-                mask.kv_num_blocks + 0, mask.kv_indices + 0, BLOCK_SIZE=16, mask_mod=causal, seq_lengths=(40, 40)
+                mask.kv_num_blocks + 0,
+                mask.kv_indices + 0,
+                BLOCK_SIZE=16,
+                mask_mod=causal,
+                seq_lengths=(40, 40),
             )
             return flex_attention(q, k, v, block_mask=other), mask.kv_num_blocks
 
@@ -260,7 +282,9 @@ def test_parameters_and_buffers_as_captures(strict):
 
         def forward(self, q, k, v):
             mask = create_block_mask(lambda b, h, i, j: j < self.limit, None, None, 40, 40, device="cpu")
-            return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + self.bias[h, i - j], block_mask=mask)
+            return flex_attention(
+                q, k, v, score_mod=lambda s, b, h, i, j: s + self.bias[h, i - j], block_mask=mask
+            )
 
     program = check(Biased(), qkv(), strict=strict)
     assert program.graph_signature.parameters == ("bias",)
@@ -277,7 +301,9 @@ def test_state_that_a_closure_holds_is_the_modules_state():
 
         def forward(self, q, k, v):
             self.count.add_(7)
-            return flex_attention(q, k, v, block_mask=create_block_mask(self.mod, None, None, 40, 40, device="cpu"))
+            return flex_attention(
+                q, k, v, block_mask=create_block_mask(self.mod, None, None, 40, 40, device="cpu")
+            )
 
     inputs = qkv()
     runnable = capture(Closure(), inputs).module()
@@ -346,7 +372,9 @@ def test_compiled_functions_are_traced_through(strict):
 
     inputs = qkv()
     program = capture(Compiled(), inputs, strict=strict)
-    torch.testing.assert_close(program.module()(*inputs), Attention(None, causal)(*inputs), rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(
+        program.module()(*inputs), Attention(None, causal)(*inputs), rtol=2e-5, atol=2e-5
+    )
 
 
 def test_values_read_as_numbers():

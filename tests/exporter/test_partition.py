@@ -109,7 +109,7 @@ def test_attention_that_cannot_be_delegated_is_an_error() -> None:
 def test_attention_with_nothing_delegated_is_an_error() -> None:
     model = decoder(CONFIG)
     inputs, shapes = example_inputs_and_dynamic_shapes(model.config, CAPACITY)
-    with pytest.raises(Unsupported, match="delegates nothing"):
+    with pytest.raises(Unsupported, match="Nothing else can run it"):
         partitioned(model, inputs, shapes, "none")
 
 

@@ -240,6 +240,7 @@ def remove_entry(key: str) -> Callable[[Writer], None]:
         (change_entry("rope.scaling.type", "yarn"), r"rope\.scaling\.type 'yarn' is not supported"),
         (change_entry("rope.dimension_count", 8), "rope.dimension_count 8 differs from the head's 16"),
         (change_entry("attention.head_count", 0), "head_count must be at least 1"),
+        (change_entry("block_count", 2**31), r"block_count is 2147483648, but the file has 21 tensors"),
         (change_entry("block_count", 3), r"tensors layers\.2\..* missing"),
         (change_entry("block_count", 1), r"tensors blk\.1\..* and 4 more are not part of a llama model"),
         (
