@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.export import ExportedProgram
-
 import flexpte
+import torch
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.report import ExportReport, attentions_of, caches_of
+from torch.export import ExportedProgram
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -77,7 +76,9 @@ def export(
     _validate(module, example_inputs, delegate, metadata)
     for name, value in (("kv_dtype", kv_dtype), ("quantize", quantize)):
         if value is not None:
-            raise Unsupported(f"{name}={value!r}", fix=f"Leave out {name}: weights and caches keep the module's dtype")
+            raise Unsupported(
+                f"{name}={value!r}", fix=f"Leave out {name}: weights and caches keep the module's dtype"
+            )
     clock = _Clock(progress)
     with _quiet(), torch.no_grad():
         clock.start("capture")
@@ -113,7 +114,13 @@ def export_program(
         "flexpte_version": flexpte.__version__,
         "delegate": delegate,
         "caches": [
-            {"name": c.name, "shape": c.shape, "dtype": c.dtype, "layout": c.layout, "window_tokens": c.window_tokens}
+            {
+                "name": c.name,
+                "shape": c.shape,
+                "dtype": c.dtype,
+                "layout": c.layout,
+                "window_tokens": c.window_tokens,
+            }
             for c in caches
         ],
     }
@@ -150,7 +157,8 @@ def _validate(module: Any, example_inputs: Any, delegate: Any, metadata: Any) ->
         raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
     if not isinstance(example_inputs, tuple):
         raise TypeError(
-            f"example_inputs must be a tuple of forward's positional arguments, got {type(example_inputs).__name__}"
+            "example_inputs must be a tuple of forward's positional arguments, "
+            f"got {type(example_inputs).__name__}"
         )
     if delegate not in MODES:
         raise ValueError(f"delegate must be one of {', '.join(map(repr, MODES))}, got {delegate!r}")

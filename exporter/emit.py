@@ -7,7 +7,6 @@ conversion sees only what is left, in a plain decoder one call; weights that a r
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import warnings
@@ -18,21 +17,20 @@ from typing import Any
 
 import sympy
 import torch
+from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchBackendConfig, to_edge
+from executorch.exir._serialize._named_data_store import NamedDataStore
+from executorch.exir.delegate import executorch_call_delegate
+from executorch.exir.lowered_backend_module import LoweredBackendModule
+from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
+from flexpte.exporter.ir import Size
+from flexpte.exporter.pack import pack, tensor_bytes
+from flexpte.exporter.partition import Lowered, Partition
+from flexpte.exporter.symbols import size_of
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind, TensorArgument
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
-
-from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchBackendConfig, to_edge
-from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
-from executorch.exir.delegate import executorch_call_delegate
-from executorch.exir.lowered_backend_module import LoweredBackendModule
-from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
-from flexpte.exporter.ir import Region, Size
-from flexpte.exporter.pack import pack, tensor_bytes
-from flexpte.exporter.partition import Lowered, Partition, is_symbolic
-from flexpte.exporter.symbols import find_symbols, size_of
 
 BACKEND_ID = "FlexpteBackend"
 METADATA_KEY = "flexpte.metadata"
@@ -40,7 +38,7 @@ WEIGHT_ALIGNMENT_BYTES = 64
 
 
 class WeightBytes(bytes):
-    """Stands for a weight where ExecuTorch wants ``bytes``: it holds the digest, and its length is the weight's.
+    """Stands for a weight where ExecuTorch wants ``bytes``: holds the digest, and is as long as the weight.
 
     The weight itself is read when the file is written, so that it is never copied.
     """
@@ -68,7 +66,9 @@ class _Shapes:
     """What ExecuTorch asks of a delegated region's original program: its results, for shapes only."""
 
     def __init__(self, lowered: Lowered) -> None:
-        self.outputs = [(node.meta["val"], [size_of(s) for s in node.meta["val"].shape]) for node in lowered.outputs]
+        self.outputs = [
+            (node.meta["val"], [size_of(s) for s in node.meta["val"].shape]) for node in lowered.outputs
+        ]
         self.symbols = lowered.region.symbols
         self.graph = fx.Graph()  # read for debug handles only
         self.graph.output(())
@@ -83,7 +83,8 @@ class _Shapes:
             size = args[source.input] if source.dim < 0 else args[source.input].shape[source.dim]
             bindings[symbol] = (size - source.addend) // source.factor
         return tuple(
-            torch.empty([_evaluate(s, bindings) for s in sizes], dtype=val.dtype) for val, sizes in self.outputs
+            torch.empty([_evaluate(s, bindings) for s in sizes], dtype=val.dtype)
+            for val, sizes in self.outputs
         )
 
 
@@ -91,7 +92,9 @@ def _evaluate(size: Size, bindings: dict[sympy.Symbol, Any]) -> Any:
     return size if isinstance(size, int) else sympy_interp(PythonReferenceAnalysis, bindings, size)
 
 
-def lowered_module(lowered: Lowered, exporter: str, weights: dict[tuple[Any, ...], WeightBytes]) -> LoweredBackendModule:
+def lowered_module(
+    lowered: Lowered, exporter: str, weights: dict[tuple[Any, ...], WeightBytes]
+) -> LoweredBackendModule:
     """One region as ExecuTorch's delegate: payload and named data."""
     store = NamedDataStore()
     keys = {}
@@ -104,11 +107,17 @@ def lowered_module(lowered: Lowered, exporter: str, weights: dict[tuple[Any, ...
         store.add_named_data(keys[number], weights[identity], WEIGHT_ALIGNMENT_BYTES)
     blob = pack(lowered.region, keys, exporter)
     return LoweredBackendModule(
-        _Shapes(lowered), BACKEND_ID, blob, [], store.get_named_data_store_output()  # type: ignore[arg-type]
+        _Shapes(lowered),
+        BACKEND_ID,
+        blob,
+        [],
+        store.get_named_data_store_output(),  # type: ignore[arg-type]
     )
 
 
-def residual(program: ExportedProgram, partition: Partition, modules: list[LoweredBackendModule]) -> ExportedProgram:
+def residual(
+    program: ExportedProgram, partition: Partition, modules: list[LoweredBackendModule]
+) -> ExportedProgram:
     """The program with each region replaced by one delegate call, without the weights of the regions."""
     root = torch.nn.Module()
     graph = fx.Graph()
@@ -121,7 +130,10 @@ def residual(program: ExportedProgram, partition: Partition, modules: list[Lower
     for position, node in enumerate(program.graph.nodes):
         if node.op == "call_function" and node not in member:
             steps.append((partition.levels.get(node, 0), position, node))
-    steps += [(lowered.level, -1, (lowered, module)) for lowered, module in zip(partition.regions, modules, strict=True)]
+    steps += [
+        (lowered.level, -1, (lowered, module))
+        for lowered, module in zip(partition.regions, modules, strict=True)
+    ]
     for _, _, step in sorted(steps, key=lambda s: s[:2]):
         if isinstance(step, fx.Node):
             if all(n in env for n in step.all_input_nodes):
@@ -143,7 +155,9 @@ def residual(program: ExportedProgram, partition: Partition, modules: list[Lower
     for node in reversed(graph.nodes):
         if node.op == "call_function" and not node.users and node.target is not executorch_call_delegate:
             graph.erase_node(node)
-    return _program(program, root, graph, env, [(s, env.get(a) if isinstance(a, fx.Node) else a) for s, a in kept])
+    return _program(
+        program, root, graph, env, [(s, env.get(a) if isinstance(a, fx.Node) else a) for s, a in kept]
+    )
 
 
 def _call(
@@ -154,7 +168,7 @@ def _call(
     module: LoweredBackendModule,
     partition: Partition,
 ) -> None:
-    name = f"lowered_module_{len([m for m in root.children()])}"
+    name = f"lowered_module_{len(list(root.children()))}"
     root.add_module(name, module)
     args = [
         env[source] if isinstance(source, fx.Node) else _size_node(graph, env, source, partition)
@@ -196,7 +210,11 @@ def _size_node(graph: fx.Graph, env: dict[fx.Node, fx.Node], symbol: Size, parti
 
 
 def _program(
-    program: ExportedProgram, root: torch.nn.Module, graph: fx.Graph, env: dict[fx.Node, fx.Node], outputs: list[Any]
+    program: ExportedProgram,
+    root: torch.nn.Module,
+    graph: fx.Graph,
+    env: dict[fx.Node, fx.Node],
+    outputs: list[Any],
 ) -> ExportedProgram:
     signature = program.graph_signature
     by_name = {old.name: new for old, new in env.items() if old.op == "placeholder"}
@@ -214,7 +232,11 @@ def _program(
             constants[spec.target] = program.constants[spec.target]
     output_specs = []
     for spec, node in outputs:
-        arg = TensorArgument(node.name) if isinstance(node, fx.Node) and isinstance(spec.arg, TensorArgument) else spec.arg
+        arg = (
+            TensorArgument(node.name)
+            if isinstance(node, fx.Node) and isinstance(spec.arg, TensorArgument)
+            else spec.arg
+        )
         output_specs.append(type(spec)(spec.kind, arg, spec.target))
     module = fx.GraphModule(root, graph)
     module.meta.update(program.graph_module.meta)
@@ -237,7 +259,8 @@ def edge_program(program: ExportedProgram) -> EdgeProgramManager:
     import operator
 
     plain = all(
-        n.op != "call_function" or n.target in (executorch_call_delegate, operator.getitem, torch.ops.aten.sym_size.int)
+        n.op != "call_function"
+        or n.target in (executorch_call_delegate, operator.getitem, torch.ops.aten.sym_size.int)
         for n in program.graph.nodes
     )
     if not plain:
@@ -274,11 +297,9 @@ def write(pieces: list[bytes], path: Path) -> None:
     """Write the file under a temporary name beside ``path``, then rename it: whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with io.open(temporary, "wb") as file:
+        with open(temporary, "wb") as file:
             for piece in contents(pieces):
                 file.write(piece)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from flexpte.exporter.expression import Expression, Node
@@ -159,7 +160,7 @@ def evaluate(
     expression: Expression,
     leaves: dict[str, Tensor],
     captures: Sequence[Tensor],
-    scalars: Sequence[int | torch.SymInt],
+    scalars: Sequence[Any],
     active: Tensor | None = None,
 ) -> Tensor:
     """Value of an expression over broadcasting index tensors.

@@ -18,7 +18,9 @@ from flexpte.exporter.symbols import plus, same, times
 MAX_NODES = 48
 MAX_INPUTS = 12
 # Computed again for every repetition, these would cost more than the memory traffic they save.
-_CHEAP = frozenset({"Input", "Constant", "Scalar", "Cast", "RoundTo", "Neg", "Add", "Sub", "Mul", "LogicalNot"})
+_CHEAP = frozenset(
+    {"Input", "Constant", "Scalar", "Cast", "RoundTo", "Neg", "Add", "Sub", "Mul", "LogicalNot"}
+)
 # Instructions that round their float32 accumulator to whatever floating dtype their result has.
 _ACCUMULATING = (ir.Linear, ir.MatMul, ir.RmsNorm, ir.LayerNorm)
 
@@ -81,7 +83,9 @@ def without_dead(b: Lowering, instructions: list[Instruction]) -> list[Instructi
     return kept[::-1]
 
 
-def _single(b: Lowering, uses: _Uses, instructions: list[Instruction], number: int, ops: set[str]) -> Elementwise | None:
+def _single(
+    b: Lowering, uses: _Uses, instructions: list[Instruction], number: int, ops: set[str]
+) -> Elementwise | None:
     """The writer of a value, if it is elementwise and computes nothing but these operations."""
     writer = uses.only_writer(b.values[number].storage)
     op = instructions[writer].op if writer is not None else None
@@ -129,7 +133,9 @@ def written_out_norms(b: Lowering, instructions: list[Instruction]) -> list[Inst
             row = b.values[inverse]
             if base.sizes != over.sizes or not same(row.strides[-1], 0) or not _rows(base):
                 continue
-            result[position] = Instruction(ir.RmsNorm(_before_cast(b, uses, instructions, x), op.out, eps[0]), instruction.name)
+            result[position] = Instruction(
+                ir.RmsNorm(_before_cast(b, uses, instructions, x), op.out, eps[0]), instruction.name
+            )
             break
     return result
 
@@ -138,7 +144,12 @@ def _before_cast(b: Lowering, uses: _Uses, instructions: list[Instruction], numb
     """What a float32 copy of a narrower floating value was made from, to be read instead."""
     writer = uses.only_writer(b.values[number].storage)
     op = instructions[writer].op if writer is not None else None
-    if isinstance(op, Elementwise) and len(op.inputs) == 1 and len(op.expression.nodes) == 1 and op.out == number:
+    if (
+        isinstance(op, Elementwise)
+        and len(op.inputs) == 1
+        and len(op.expression.nodes) == 1
+        and op.out == number
+    ):
         source = b.values[op.inputs[0]]
         if source.dtype in ("F16", "BF16") and _rows(source) and b.storages[source.storage].kind != "State":
             return op.inputs[0]
@@ -205,7 +216,11 @@ def mapping(base: Value, view: Value) -> _Mapping | None:
     if not same(rest, 0):
         if not isinstance(rest, int) or rest < 0:
             return None
-        steps = [(s, d) for d, s in enumerate(base.strides) if isinstance(s, int) and s > 0 and not same(base.sizes[d], 1)]
+        steps = [
+            (s, d)
+            for d, s in enumerate(base.strides)
+            if isinstance(s, int) and s > 0 and not same(base.sizes[d], 1)
+        ]
         for stride, dim in sorted(steps, reverse=True):
             starts[dim], rest = divmod(rest, stride)
             size = base.sizes[dim]
@@ -338,7 +353,9 @@ def _merged(b: Lowering, producer: Elementwise, consumer: Elementwise) -> Elemen
         }
         value = e.inline(producer.expression, inner, first_scalar, capture_numbers)
         leaves[index] = e.narrowed(value, base.dtype)
-    expression = e.build(e.inline(consumer.expression, leaves, 0, {i: i for i in range(len(consumer.captures))}))
+    expression = e.build(
+        e.inline(consumer.expression, leaves, 0, {i: i for i in range(len(consumer.captures))})
+    )
     if len(expression.nodes) > MAX_NODES or len(inputs) > MAX_INPUTS:
         return None
     return Elementwise(
@@ -371,7 +388,8 @@ def split_at_cats(b: Lowering, instructions: list[Instruction]) -> list[Instruct
                 replaced[writer] = [Instruction(_writing(source.op, _out(source), part), source.name)]
                 split.append(
                     Instruction(
-                        replace(op, inputs=tuple(cut[n] for n in op.inputs), out=cut[op.out]), instruction.name
+                        replace(op, inputs=tuple(cut[n] for n in op.inputs), out=cut[op.out]),
+                        instruction.name,
                     )
                 )
                 start = plus(start, length)
@@ -398,10 +416,14 @@ def _cat_parts(
     position: int,
     replaced: dict[int, list[Instruction]],
 ) -> tuple[int, list[tuple[int, Size]]] | None:
-    """Dimension of ``number`` and (writer, length) of each part, if that is a concatenation read here only."""
+    """Dimension of ``number`` and (writer, length) of each part of a concatenation read here only, else None."""
     view = b.values[number]
     writers = sorted(uses.writers[view.storage])
-    if b.storages[view.storage].kind != "Arena" or len(writers) < 2 or uses.readers[view.storage] != {position}:
+    if (
+        b.storages[view.storage].kind != "Arena"
+        or len(writers) < 2
+        or uses.readers[view.storage] != {position}
+    ):
         return None
     if not views.is_contiguous(view) or not same(view.offset, 0) or any(w in replaced for w in writers):
         return None
@@ -418,7 +440,9 @@ def _cat_parts(
             target = b.values[part.out]
             if len(target.sizes) != len(view.sizes):
                 return None
-            if views.normalised(target) != views.normalised(views.narrow(view, dim, start, target.sizes[dim])):
+            if views.normalised(target) != views.normalised(
+                views.narrow(view, dim, start, target.sizes[dim])
+            ):
                 break
             pieces.append((writer, target.sizes[dim]))
             start = plus(start, target.sizes[dim])
@@ -464,7 +488,9 @@ def _moved_writes(
         assert instruction is not None
         op = instruction.op
         written = [n for n in op.writes() if b.values[n].storage == source.storage]
-        if len(written) != 1 or any(b.values[n].storage in (source.storage, target.storage) for n in op.reads()):
+        if len(written) != 1 or any(
+            b.values[n].storage in (source.storage, target.storage) for n in op.reads()
+        ):
             return None
         base = b.values[written[0]]
         if len(writers) == 1:  # the copy may permute what the one instruction wrote

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import sympy
-
 from flexpte.exporter.expression import Expression
 
 if TYPE_CHECKING:
@@ -21,8 +20,17 @@ if TYPE_CHECKING:
 Size = int | sympy.Expr
 
 ITEM_SIZE_BYTES = {
-    "Bool": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8, "F16": 2, "BF16": 2, "F32": 4, "F64": 8,
-}  # fmt: skip
+    "Bool": 1,
+    "U8": 1,
+    "I8": 1,
+    "I16": 2,
+    "I32": 4,
+    "I64": 8,
+    "F16": 2,
+    "BF16": 2,
+    "F32": 4,
+    "F64": 8,
+}
 FLOATING = ("F16", "BF16", "F32", "F64")
 
 
@@ -193,9 +201,16 @@ class Arange(Op):
 @dataclass(frozen=True)
 class FlexAttention(Op):
     READS: ClassVar = (
-        "query", "key", "value", "score_captures", "mask_captures",
-        "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
-    )  # fmt: skip
+        "query",
+        "key",
+        "value",
+        "score_captures",
+        "mask_captures",
+        "kv_num_blocks",
+        "kv_indices",
+        "full_kv_num_blocks",
+        "full_kv_indices",
+    )
     WRITES: ClassVar = ("out", "lse")
     query: int
     key: int
@@ -247,7 +262,7 @@ class Region:
 
 @dataclass(frozen=True)
 class SymbolSource:
-    """symbol = (size of dimension ``dim`` of input ``input`` - ``addend``) // ``factor``; dim -1: the input itself."""
+    """symbol = (size of a dimension of an input - ``addend``) // ``factor``; dim -1: the input itself."""
 
     input: int
     dim: int

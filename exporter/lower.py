@@ -12,8 +12,6 @@ from typing import Any
 
 import sympy
 import torch
-from torch import fx
-
 from flexpte.exporter import views
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.expression import Expression
@@ -30,6 +28,7 @@ from flexpte.exporter.ir import (
 )
 from flexpte.exporter.scalars import ExpressionBuilder, expression_type
 from flexpte.exporter.symbols import Bounds, same, size_of, upper_bound
+from torch import fx
 
 Result = int | tuple[int, ...]
 LowerFunction = Callable[["Lowering", fx.Node], Result]
@@ -45,7 +44,9 @@ FOLD_LIMIT_BYTES = 64 << 20
 def dtype_of(dtype: torch.dtype) -> str:
     """The payload's name of a dtype."""
     if dtype not in DTYPES:
-        raise Unsupported(f"dtype {dtype}".replace("torch.", ""), fix="Use float32, float16, bfloat16, bool or integers")
+        raise Unsupported(
+            f"dtype {dtype}".replace("torch.", ""), fix="Use float32, float16, bfloat16, bool or integers"
+        )
     return DTYPES[dtype]
 
 
@@ -85,7 +86,9 @@ class Lowering:
     def number(self, value: Value) -> int:
         """The number of a view; equal views have one number."""
         if len(value.sizes) > MAX_RANK:
-            raise Unsupported(f"a tensor of {len(value.sizes)} dimensions", fix=f"At most {MAX_RANK} are supported")
+            raise Unsupported(
+                f"a tensor of {len(value.sizes)} dimensions", fix=f"At most {MAX_RANK} are supported"
+            )
         if value not in self._numbers:
             self._numbers[value] = len(self.values)
             self.values.append(value)
@@ -97,7 +100,9 @@ class Lowering:
         for size in sizes:
             size_bytes *= upper_bound(size, self.bounds)
         self.storages.append(Storage(kind, index, size_bytes))
-        return self.number(Value(len(self.storages) - 1, dtype, tuple(sizes), views.contiguous_strides(sizes)))
+        return self.number(
+            Value(len(self.storages) - 1, dtype, tuple(sizes), views.contiguous_strides(sizes))
+        )
 
     def out(self, node: fx.Node, output: int | None = None) -> int:
         """A fresh contiguous value with the sizes and dtype of a node's result."""
@@ -155,7 +160,9 @@ class Lowering:
         if node in self.states_owned:
             name, tensor = self.states_owned[node]
             self.states.append(State(name, dtype_of(tensor.dtype), tuple(tensor.shape)))
-            self.env[node] = self.new(tuple(tensor.shape), dtype_of(tensor.dtype), "State", len(self.states) - 1)
+            self.env[node] = self.new(
+                tuple(tensor.shape), dtype_of(tensor.dtype), "State", len(self.states) - 1
+            )
             self.state_values[node] = self.env[node]
         elif node in self.constants_known:
             self.env[node] = self.constant(*self.constants_known[node])
@@ -194,10 +201,12 @@ class Lowering:
         if not value.sizes:
             return number
         flat = views.reshape(
-            replace(value, sizes=value.sizes[:-1], strides=value.strides[:-1]), [views.product(value.sizes[:-1])]
+            replace(value, sizes=value.sizes[:-1], strides=value.strides[:-1]),
+            [views.product(value.sizes[:-1])],
         )
         even = flat is not None and not any(
-            same(stride, 0) and not same(size, 1) for size, stride in zip(value.sizes, value.strides, strict=True)
+            same(stride, 0) and not same(size, 1)
+            for size, stride in zip(value.sizes, value.strides, strict=True)
         )
         if even and (same(value.strides[-1], 1) or same(value.sizes[-1], 1)):
             return number
@@ -250,7 +259,9 @@ class Lowering:
             self.env = {n: r for n, r in self.env.items() if not isinstance(r, int) or r < marks[-1]}
             if error.source:
                 raise
-            raise Unsupported(f"{node.target}: {error.what}", source=source_line(node), fix=error.fix) from error
+            raise Unsupported(
+                f"{node.target}: {error.what}", source=source_line(node), fix=error.fix
+            ) from error
         if key is not None:
             self._seen[key] = self.env[node]
 
@@ -289,7 +300,11 @@ def fold_constants(
     """
     known: dict[fx.Node, Any] = {}
     for node in nodes:
-        if node.op != "call_function" or node.target in keep or not isinstance(node.target, torch._ops.OpOverload):
+        if (
+            node.op != "call_function"
+            or node.target in keep
+            or not isinstance(node.target, torch._ops.OpOverload)
+        ):
             continue
         val = node.meta.get("val")
         if not isinstance(val, torch.Tensor) or not all(isinstance(s, int) for s in val.shape):
@@ -297,10 +312,7 @@ def fold_constants(
         inputs = node.all_input_nodes
         if not inputs or not all(n in constants for n in inputs):
             continue
-        if any(ret.alias_info is not None for ret in node.target._schema.returns):
-            aliases = True
-        else:
-            aliases = False
+        aliases = any(ret.alias_info is not None for ret in node.target._schema.returns)
         if not aliases and val.numel() * val.element_size() > FOLD_LIMIT_BYTES:
             continue
         for n in inputs:

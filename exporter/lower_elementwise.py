@@ -9,57 +9,114 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import fx
-
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.ir import Size
 from flexpte.exporter.lower import LowerFunction, Lowering, dtype_of
 from flexpte.exporter.scalars import ExpressionBuilder, expression_type
+from torch import fx
 
 aten = torch.ops.aten
 
 # Functions of floats: integer inputs are converted, the result is floating.
 _FLOAT_UNARY = {
-    aten.exp.default: "Exp", aten.exp2.default: "Exp2", aten.expm1.default: "Expm1", aten.log.default: "Log",
-    aten.log2.default: "Log2", aten.log10.default: "Log10", aten.log1p.default: "Log1p", aten.sqrt.default: "Sqrt",
-    aten.rsqrt.default: "Rsqrt", aten.sin.default: "Sin", aten.cos.default: "Cos", aten.tan.default: "Tan",
-    aten.asin.default: "Asin", aten.acos.default: "Acos", aten.atan.default: "Atan", aten.sinh.default: "Sinh",
-    aten.cosh.default: "Cosh", aten.tanh.default: "Tanh", aten.asinh.default: "Asinh", aten.acosh.default: "Acosh",
-    aten.atanh.default: "Atanh", aten.sigmoid.default: "Sigmoid", aten.silu.default: "Silu", aten.erf.default: "Erf",
+    aten.exp.default: "Exp",
+    aten.exp2.default: "Exp2",
+    aten.expm1.default: "Expm1",
+    aten.log.default: "Log",
+    aten.log2.default: "Log2",
+    aten.log10.default: "Log10",
+    aten.log1p.default: "Log1p",
+    aten.sqrt.default: "Sqrt",
+    aten.rsqrt.default: "Rsqrt",
+    aten.sin.default: "Sin",
+    aten.cos.default: "Cos",
+    aten.tan.default: "Tan",
+    aten.asin.default: "Asin",
+    aten.acos.default: "Acos",
+    aten.atan.default: "Atan",
+    aten.sinh.default: "Sinh",
+    aten.cosh.default: "Cosh",
+    aten.tanh.default: "Tanh",
+    aten.asinh.default: "Asinh",
+    aten.acosh.default: "Acosh",
+    aten.atanh.default: "Atanh",
+    aten.sigmoid.default: "Sigmoid",
+    aten.silu.default: "Silu",
+    aten.erf.default: "Erf",
     aten.reciprocal.default: "Reciprocal",
-}  # fmt: skip
+}
 # Functions that keep the type; floor and its like leave integers as they are.
 _SAME_UNARY = {
-    aten.neg.default: "Neg", aten.abs.default: "Abs", aten.sign.default: "Sign", aten.relu.default: "Relu",
-    aten.square.default: "Square", aten.bitwise_not.default: "BitNot",
-}  # fmt: skip
+    aten.neg.default: "Neg",
+    aten.abs.default: "Abs",
+    aten.sign.default: "Sign",
+    aten.relu.default: "Relu",
+    aten.square.default: "Square",
+    aten.bitwise_not.default: "BitNot",
+}
 _ROUNDING = {
-    aten.floor.default: "Floor", aten.ceil.default: "Ceil", aten.round.default: "Round", aten.trunc.default: "Trunc",
-}  # fmt: skip
+    aten.floor.default: "Floor",
+    aten.ceil.default: "Ceil",
+    aten.round.default: "Round",
+    aten.trunc.default: "Trunc",
+}
 _ARITHMETIC = {
-    aten.mul.Tensor: "Mul", aten.mul.Scalar: "Mul", aten.maximum.default: "Max", aten.minimum.default: "Min",
-    aten.remainder.Tensor: "Remainder", aten.remainder.Scalar: "Remainder", aten.fmod.Tensor: "Fmod",
-    aten.fmod.Scalar: "Fmod", aten.pow.Tensor_Tensor: "Pow", aten.pow.Scalar: "Pow", aten.atan2.default: "Atan2",
-    aten.bitwise_and.Tensor: "BitAnd", aten.bitwise_and.Scalar: "BitAnd", aten.bitwise_or.Tensor: "BitOr",
-    aten.bitwise_or.Scalar: "BitOr", aten.bitwise_xor.Tensor: "BitXor", aten.bitwise_xor.Scalar: "BitXor",
-    aten.bitwise_left_shift.Tensor: "ShiftLeft", aten.bitwise_left_shift.Tensor_Scalar: "ShiftLeft",
-    aten.bitwise_right_shift.Tensor: "ShiftRight", aten.bitwise_right_shift.Tensor_Scalar: "ShiftRight",
-    aten.__lshift__.Scalar: "ShiftLeft", aten.__lshift__.Tensor: "ShiftLeft",
-    aten.__rshift__.Scalar: "ShiftRight", aten.__rshift__.Tensor: "ShiftRight",
-}  # fmt: skip
+    aten.mul.Tensor: "Mul",
+    aten.mul.Scalar: "Mul",
+    aten.maximum.default: "Max",
+    aten.minimum.default: "Min",
+    aten.remainder.Tensor: "Remainder",
+    aten.remainder.Scalar: "Remainder",
+    aten.fmod.Tensor: "Fmod",
+    aten.fmod.Scalar: "Fmod",
+    aten.pow.Tensor_Tensor: "Pow",
+    aten.pow.Scalar: "Pow",
+    aten.atan2.default: "Atan2",
+    aten.bitwise_and.Tensor: "BitAnd",
+    aten.bitwise_and.Scalar: "BitAnd",
+    aten.bitwise_or.Tensor: "BitOr",
+    aten.bitwise_or.Scalar: "BitOr",
+    aten.bitwise_xor.Tensor: "BitXor",
+    aten.bitwise_xor.Scalar: "BitXor",
+    aten.bitwise_left_shift.Tensor: "ShiftLeft",
+    aten.bitwise_left_shift.Tensor_Scalar: "ShiftLeft",
+    aten.bitwise_right_shift.Tensor: "ShiftRight",
+    aten.bitwise_right_shift.Tensor_Scalar: "ShiftRight",
+    aten.__lshift__.Scalar: "ShiftLeft",
+    aten.__lshift__.Tensor: "ShiftLeft",
+    aten.__rshift__.Scalar: "ShiftRight",
+    aten.__rshift__.Tensor: "ShiftRight",
+}
 _COMPARISON = {
-    aten.eq.Tensor: "Eq", aten.eq.Scalar: "Eq", aten.ne.Tensor: "Ne", aten.ne.Scalar: "Ne",
-    aten.lt.Tensor: "Lt", aten.lt.Scalar: "Lt", aten.le.Tensor: "Le", aten.le.Scalar: "Le",
-    aten.gt.Tensor: "Gt", aten.gt.Scalar: "Gt", aten.ge.Tensor: "Ge", aten.ge.Scalar: "Ge",
-}  # fmt: skip
+    aten.eq.Tensor: "Eq",
+    aten.eq.Scalar: "Eq",
+    aten.ne.Tensor: "Ne",
+    aten.ne.Scalar: "Ne",
+    aten.lt.Tensor: "Lt",
+    aten.lt.Scalar: "Lt",
+    aten.le.Tensor: "Le",
+    aten.le.Scalar: "Le",
+    aten.gt.Tensor: "Gt",
+    aten.gt.Scalar: "Gt",
+    aten.ge.Tensor: "Ge",
+    aten.ge.Scalar: "Ge",
+}
 _LOGICAL = {
-    aten.logical_and.default: "LogicalAnd", aten.logical_or.default: "LogicalOr", aten.logical_xor.default: "LogicalXor",
-}  # fmt: skip
+    aten.logical_and.default: "LogicalAnd",
+    aten.logical_or.default: "LogicalOr",
+    aten.logical_xor.default: "LogicalXor",
+}
 # What arithmetic on booleans means (ATen adds, multiplies and compares them as 0 and 1).
 _ON_BOOL = {
-    "Mul": "LogicalAnd", "Add": "LogicalOr", "Max": "LogicalOr", "Min": "LogicalAnd", "BitAnd": "LogicalAnd",
-    "BitOr": "LogicalOr", "BitXor": "LogicalXor", "BitNot": "LogicalNot",
-}  # fmt: skip
+    "Mul": "LogicalAnd",
+    "Add": "LogicalOr",
+    "Max": "LogicalOr",
+    "Min": "LogicalAnd",
+    "BitAnd": "LogicalAnd",
+    "BitOr": "LogicalOr",
+    "BitXor": "LogicalXor",
+    "BitNot": "LogicalNot",
+}
 
 
 class _Operands:
@@ -198,7 +255,9 @@ def _pow_scalar(b: Lowering, node: fx.Node) -> int:
     if exponent == 2:
         return operands.emit(operands.e.op("Square", type, x), node)
     if type == "F32" and exponent in (0.5, -0.5, -1):
-        return operands.emit(operands.e.op({0.5: "Sqrt", -0.5: "Rsqrt", -1: "Reciprocal"}[exponent], type, x), node)
+        return operands.emit(
+            operands.e.op({0.5: "Sqrt", -0.5: "Rsqrt", -1: "Reciprocal"}[exponent], type, x), node
+        )
     return operands.emit(operands.e.op("Pow", type, x, operands.leaf(exponent, type)), node)
 
 
@@ -257,7 +316,9 @@ def _masked_fill(b: Lowering, node: fx.Node) -> int:
     operands, type = _Operands(b), _type_of(node)
     x, mask, value = node.args
     condition = operands.leaf(mask, "Bool")
-    return operands.emit(operands.e.op("Where", type, condition, operands.leaf(value, type), operands.leaf(x, type)), node)
+    return operands.emit(
+        operands.e.op("Where", type, condition, operands.leaf(value, type), operands.leaf(x, type)), node
+    )
 
 
 def _leaky_relu(b: Lowering, node: fx.Node) -> int:
@@ -265,7 +326,9 @@ def _leaky_relu(b: Lowering, node: fx.Node) -> int:
     e, x = operands.e, operands.leaf(node.args[0], "F32")
     slope = node.args[1] if len(node.args) > 1 else 0.01
     positive = e.op("Gt", "Bool", x, e.const(0.0, "F32"))
-    return operands.emit(e.op("Where", "F32", positive, x, e.op("Mul", "F32", x, operands.leaf(slope, "F32"))), node)
+    return operands.emit(
+        e.op("Where", "F32", positive, x, e.op("Mul", "F32", x, operands.leaf(slope, "F32"))), node
+    )
 
 
 def _elu(b: Lowering, node: fx.Node) -> int:
@@ -345,6 +408,3 @@ def elementwise_table() -> dict[Any, LowerFunction]:
         aten._to_copy.default: lower_cast,
         aten.to.dtype: lower_cast,
     }
-
-
-

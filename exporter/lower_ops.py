@@ -1,12 +1,10 @@
-"""Everything that is neither elementwise nor a view: products, norms, reductions, gathers, states, attention."""
+"""Operators that are neither elementwise nor views: products, norms, gathers, states, attention."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import fx
-
 from flexpte.exporter import ir, views
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.expression import from_json
@@ -17,6 +15,7 @@ from flexpte.exporter.lower_elementwise import elementwise_table
 from flexpte.exporter.lower_views import slice_of, view_table
 from flexpte.exporter.scalars import ExpressionBuilder
 from flexpte.exporter.symbols import product, same, size_of
+from torch import fx
 
 aten = torch.ops.aten
 
@@ -106,7 +105,9 @@ def _addmm(b: Lowering, node: fx.Node) -> int:
 
 def _last_only(b: Lowering, x: int, shape: Any) -> None:
     if len(shape) != 1 or not b.view(x).sizes:
-        raise Unsupported(f"a norm over the {len(shape)} last dimensions", fix="Normalise the last dimension only")
+        raise Unsupported(
+            f"a norm over the {len(shape)} last dimensions", fix="Normalise the last dimension only"
+        )
 
 
 def _rms_norm(b: Lowering, node: fx.Node) -> int:
@@ -199,7 +200,9 @@ def _extremum(op: str) -> LowerFunction:
 
     def lower(b: Lowering, node: fx.Node) -> tuple[int, ...]:
         values, indices = node.meta["val"]
-        return _reduced(b, node, op, node.args[1], values), _reduced(b, node, f"Arg{op}", node.args[1], indices)
+        return _reduced(b, node, op, node.args[1], values), _reduced(
+            b, node, f"Arg{op}", node.args[1], indices
+        )
 
     return lower
 
@@ -291,7 +294,9 @@ def _index_write(b: Lowering, node: fx.Node, dim: int, index: int, source: int) 
     if len(where.sizes) != 1:
         raise Unsupported(f"an index of {len(where.sizes)} dimensions", fix="Use positions of one dimension")
     if b.view(source).dtype != target.dtype:
-        raise Unsupported(f"a {b.view(source).dtype} source for a {target.dtype} buffer", fix="Convert it first")
+        raise Unsupported(
+            f"a {b.view(source).dtype} source for a {target.dtype} buffer", fix="Convert it first"
+        )
     number = _state_target(b, node)
     sizes = (*target.sizes[:dim], where.sizes[0], *target.sizes[dim + 1 :])
     b.emit(ir.IndexCopy(number, dim, b.number(where), b.broadcast(source, sizes)), node)
@@ -388,7 +393,9 @@ def _attention(b: Lowering, node: fx.Node) -> tuple[int, ...]:
 def _last_contiguous(b: Lowering, number: int, node: fx.Node) -> int:
     value = b.view(number)
     if len(value.sizes) != 4:
-        raise Unsupported(f"an attention operand of {len(value.sizes)} dimensions", fix="Expected [B, H, L, D]")
+        raise Unsupported(
+            f"an attention operand of {len(value.sizes)} dimensions", fix="Expected [B, H, L, D]"
+        )
     return number if same(value.strides[-1], 1) or same(value.sizes[-1], 1) else b.materialised(number, node)
 
 
@@ -396,7 +403,7 @@ def _strided_like(b: Lowering, fake: torch.Tensor) -> int:
     """A fresh dense value whose dimensions lie in the order of a fake tensor's strides."""
     sizes: list[Size] = [size_of(s) for s in fake.shape]
     strides = [size_of(s) for s in fake.stride()]
-    order = [d for d in _by_stride(sizes, strides)]
+    order = _by_stride(sizes, strides)
     dense = b.view(b.new([sizes[d] for d in order], dtype_of(fake.dtype)))
     return b.number(views.permute(dense, [order.index(d) for d in range(len(sizes))]))
 
@@ -477,5 +484,3 @@ KEPT_OPERATORS = (
     aten.silu.default,
 )
 """Operators that decomposition leaves whole, because an instruction does them at once."""
-
-

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import fx
-
 from flexpte.exporter import views
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.ir import Size
 from flexpte.exporter.lower import LowerFunction, Lowering
 from flexpte.exporter.symbols import plus, same, size_of
+from torch import fx
 
 aten = torch.ops.aten
 
@@ -40,7 +39,11 @@ def _transpose(b: Lowering, node: fx.Node) -> int:
     rank = len(value.sizes)
     dims = list(range(rank))
     if rank > 1:
-        i, j = (0, 1) if node.target is aten.t.default else (_dim(node, 1, None, rank), _dim(node, 2, None, rank))
+        i, j = (
+            (0, 1)
+            if node.target is aten.t.default
+            else (_dim(node, 1, None, rank), _dim(node, 2, None, rank))
+        )
         dims[i], dims[j] = dims[j], dims[i]
     return b.number(views.permute(value, dims))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from flexpte.exporter.builder import KINDS
-from flexpte.exporter.mod_helpers import argument, computed, finish, as_floating, result_dtype
+from flexpte.exporter.mod_helpers import argument, as_floating, computed, finish, result_dtype
 from flexpte.exporter.translate import Handler, Lanes, Translator, Value, View, type_of_number
 from torch import fx
 
@@ -19,7 +19,7 @@ prims = torch.ops.prims
 def binary(op: str, *, floating: bool = False, on_bool: str | None = None) -> Handler:
     """Operands promoted, ``op`` computed; with ``floating`` integers become float32 first."""
 
-    def handler(t: Translator, node: fx.Node) -> Value:
+    def handler(t: Translator, node: Any) -> Value:
         a, b = node.args[:2]
         dtype = t.promoted(a, b)
         if floating:
@@ -34,7 +34,7 @@ def binary(op: str, *, floating: bool = False, on_bool: str | None = None) -> Ha
 def add(op: str, *, reverse: bool = False) -> Handler:
     """a + alpha * b, and its relatives."""
 
-    def handler(t: Translator, node: fx.Node) -> Value:
+    def handler(t: Translator, node: Any) -> Value:
         a, b = node.args[:2]
         alpha = argument(node, 2, "alpha", 1)
         dtype = t.promoted(a, b)
@@ -53,14 +53,14 @@ def add(op: str, *, reverse: bool = False) -> Handler:
     return handler
 
 
-def divide(t: Translator, node: fx.Node) -> Value:
+def divide(t: Translator, node: Any) -> Value:
     mode = node.kwargs.get("rounding_mode")
     op = {None: "Div", "floor": "FloorDiv", "trunc": "TruncDiv"}[mode]
     return binary(op, floating=mode is None)(t, node)
 
 
 def compare(op: str) -> Handler:
-    def handler(t: Translator, node: fx.Node) -> Value:
+    def handler(t: Translator, node: Any) -> Value:
         a, b = node.args[:2]
         dtype = t.promoted(a, b)
         if dtype == torch.bool:  # as integers: False < True
@@ -73,7 +73,7 @@ def compare(op: str) -> Handler:
 
 
 def logical(op: str) -> Handler:
-    def handler(t: Translator, node: fx.Node) -> Value:
+    def handler(t: Translator, node: Any) -> Value:
         lanes = [t.converted(a, torch.bool) for a in node.args[:2]]
         return t.each(lambda *n: t.build.op(op, "Bool", *n), torch.bool, *lanes)
 
@@ -84,14 +84,14 @@ def bits(op: str, logical: str) -> Handler:
     return binary(op, on_bool=logical)
 
 
-def bit_not(t: Translator, node: fx.Node) -> Value:
+def bit_not(t: Translator, node: Any) -> Value:
     x = t.lanes(node.args[0])
     if x.dtype == torch.bool:
         return t.each(lambda n: t.build.op("LogicalNot", "Bool", n), torch.bool, x)
     return computed(t, x.dtype, "BitNot", x)
 
 
-def logical_not(t: Translator, node: fx.Node) -> Value:
+def logical_not(t: Translator, node: Any) -> Value:
     x = t.converted(node.args[0], torch.bool)
     return t.each(lambda n: t.build.op("LogicalNot", "Bool", n), torch.bool, x)
 
@@ -99,7 +99,7 @@ def logical_not(t: Translator, node: fx.Node) -> Value:
 def function(op: str) -> Handler:
     """A function of a float; integers become float32."""
 
-    def handler(t: Translator, node: fx.Node) -> Value:
+    def handler(t: Translator, node: Any) -> Value:
         dtype = as_floating(t.lanes(node.args[0]).dtype)
         return computed(t, dtype, op, t.converted(node.args[0], dtype))
 
@@ -109,7 +109,7 @@ def function(op: str) -> Handler:
 def unary(op: str, *, integers: str | None = None) -> Handler:
     """A function that keeps the dtype; ``integers``: what it is for integers ("" for nothing to do)."""
 
-    def handler(t: Translator, node: fx.Node) -> Value:
+    def handler(t: Translator, node: Any) -> Value:
         x = t.lanes(node.args[0])
         if x.dtype.is_floating_point or integers is None:
             return computed(t, x.dtype, op, x)
@@ -118,7 +118,7 @@ def unary(op: str, *, integers: str | None = None) -> Handler:
     return handler
 
 
-def round_(t: Translator, node: fx.Node) -> Value:
+def round_(t: Translator, node: Any) -> Value:
     decimals = node.kwargs.get("decimals", 0)
     x = t.lanes(node.args[0])
     if not x.dtype.is_floating_point:
@@ -136,20 +136,20 @@ def round_(t: Translator, node: fx.Node) -> Value:
     return t.each(rounded, x.dtype, x, power)
 
 
-def relu(t: Translator, node: fx.Node) -> Value:
+def relu(t: Translator, node: Any) -> Value:
     x = t.lanes(node.args[0])
     if x.dtype.is_floating_point:
         return computed(t, x.dtype, "Relu", x)
     return computed(t, x.dtype, "Max", x, t.converted(0, x.dtype))
 
 
-def gelu(t: Translator, node: fx.Node) -> Value:
+def gelu(t: Translator, node: Any) -> Value:
     approximate = node.kwargs.get("approximate", "none")
     return function("GeluTanh" if approximate == "tanh" else "GeluErf")(t, node)
 
 
 def classify(op: str) -> Handler:
-    def handler(t: Translator, node: fx.Node) -> Value:
+    def handler(t: Translator, node: Any) -> Value:
         x = t.lanes(node.args[0])
         if not x.dtype.is_floating_point:
             return t.each(lambda _: t.build.constant(0, "Bool"), torch.bool, x)
@@ -158,7 +158,7 @@ def classify(op: str) -> Handler:
     return handler
 
 
-def isfinite(t: Translator, node: fx.Node) -> Value:
+def isfinite(t: Translator, node: Any) -> Value:
     x = t.converted(node.args[0], torch.float32)
 
     def finite(n: int) -> int:
@@ -173,7 +173,7 @@ def isfinite(t: Translator, node: fx.Node) -> Value:
 
 
 def infinite(sign: float) -> Handler:
-    def handler(t: Translator, node: fx.Node) -> Value:
+    def handler(t: Translator, node: Any) -> Value:
         x = t.converted(node.args[0], torch.float32)
         infinity = t.build.constant(sign * math.inf, "F32")
         return t.each(lambda n: t.build.op("Eq", "Bool", n, infinity), torch.bool, x)
@@ -181,7 +181,7 @@ def infinite(sign: float) -> Handler:
     return handler
 
 
-def power(t: Translator, node: fx.Node) -> Value:
+def power(t: Translator, node: Any) -> Value:
     base, exponent = node.args[:2]
     dtype = t.promoted(base, exponent)
     x = t.converted(base, dtype)
@@ -205,7 +205,7 @@ def power(t: Translator, node: fx.Node) -> Value:
     return finish(t, node, computed(t, dtype, "Pow", x, t.converted(exponent, dtype)))
 
 
-def square(t: Translator, node: fx.Node) -> Value:
+def square(t: Translator, node: Any) -> Value:
     x = t.lanes(node.args[0])
     dtype = result_dtype(node)
     return (
@@ -215,7 +215,7 @@ def square(t: Translator, node: fx.Node) -> Value:
     )
 
 
-def where(t: Translator, node: fx.Node) -> Value:
+def where(t: Translator, node: Any) -> Value:
     condition, a, b = node.args
     dtype = result_dtype(node)
     kind = KINDS[dtype]
@@ -228,7 +228,7 @@ def where(t: Translator, node: fx.Node) -> Value:
     )
 
 
-def masked_fill(t: Translator, node: fx.Node) -> Value:
+def masked_fill(t: Translator, node: Any) -> Value:
     x, mask, value = node.args
     dtype = result_dtype(node)
     kind = KINDS[dtype]
@@ -242,7 +242,7 @@ def masked_fill(t: Translator, node: fx.Node) -> Value:
 
 
 def clamp(low_name: str | None, high_name: str | None) -> Handler:
-    def handler(t: Translator, node: fx.Node) -> Value:
+    def handler(t: Translator, node: Any) -> Value:
         rest = [n for n in (low_name, high_name) if n]
         bounds = {n: argument(node, 1 + i, n) for i, n in enumerate(rest)}
         dtype = result_dtype(node)
@@ -258,7 +258,7 @@ def clamp(low_name: str | None, high_name: str | None) -> Handler:
 def number_aware(op: str) -> Handler:
     """fmax, fmin: a NaN loses."""
 
-    def handler(t: Translator, node: fx.Node) -> Value:
+    def handler(t: Translator, node: Any) -> Value:
         a, b = node.args[:2]
         dtype = t.promoted(a, b)
         kind = KINDS[dtype]
@@ -275,11 +275,11 @@ def number_aware(op: str) -> Handler:
     return handler
 
 
-def reciprocal(t: Translator, node: fx.Node) -> Value:
+def reciprocal(t: Translator, node: Any) -> Value:
     return function("Reciprocal")(t, node)
 
 
-def cast(t: Translator, node: fx.Node) -> Value:
+def cast(t: Translator, node: Any) -> Value:
     dtype = result_dtype(node)
     value = t.value(node.args[0])
     if isinstance(value, View) and value.dtype == dtype:
@@ -287,12 +287,12 @@ def cast(t: Translator, node: fx.Node) -> Value:
     return t.converted(node.args[0], dtype)
 
 
-def same(t: Translator, node: fx.Node) -> Value:
+def same(t: Translator, node: Any) -> Value:
     return t.value(node.args[0])
 
 
 def filled(value: Callable[[fx.Node], Any]) -> Handler:
-    def handler(t: Translator, node: fx.Node) -> Value:
+    def handler(t: Translator, node: Any) -> Value:
         result = node.meta["val"]
         shape = tuple(int(s) for s in result.shape)
         filling = t.converted(value(node), result.dtype)
@@ -303,7 +303,7 @@ def filled(value: Callable[[fx.Node], Any]) -> Handler:
     return handler
 
 
-def arange(t: Translator, node: fx.Node) -> Value:
+def arange(t: Translator, node: Any) -> Value:
     result = node.meta["val"]
     start, step = (0, 1) if node.target == aten.arange.default else (node.args[0], 1)
     if node.target == aten.arange.start_step:
@@ -317,7 +317,7 @@ def arange(t: Translator, node: fx.Node) -> Value:
     return Lanes(torch.tensor(numbers, dtype=torch.int64), result.dtype)
 
 
-def literal_(t: Translator, node: fx.Node) -> Value:
+def literal_(t: Translator, node: Any) -> Value:
     dtype = node.kwargs["dtype"]
     values = torch.tensor(node.args[0], dtype=dtype)
     if dtype not in KINDS:

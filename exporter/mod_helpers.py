@@ -7,24 +7,23 @@ from typing import Any
 import torch
 from flexpte.exporter.builder import KINDS
 from flexpte.exporter.translate import Lanes, Translator
-from torch import fx
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 
 
-def result_dtype(node: fx.Node) -> torch.dtype:
+def result_dtype(node: Any) -> torch.dtype:
     dtype: torch.dtype = node.meta["val"].dtype
     return dtype
 
 
-def finish(t: Translator, node: fx.Node, lanes: Lanes) -> Lanes:
+def finish(t: Translator, node: Any, lanes: Lanes) -> Lanes:
     """A result in the dtype that ATen gives it."""
     dtype = result_dtype(node)
     return t.each(lambda n: t.build.convert(n, lanes.dtype, dtype), dtype, lanes)
 
 
-def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+def argument(node: Any, position: int, name: str, default: Any = None) -> Any:
     if len(node.args) > position:
         return node.args[position]
     return node.kwargs.get(name, default)

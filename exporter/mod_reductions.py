@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from flexpte.exporter.builder import KINDS
 from flexpte.exporter.mod_helpers import argument, finish, result_dtype
 from flexpte.exporter.translate import Handler, Lanes, Translator, Value
-from torch import fx
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 
 
-def reduced_dims(node: fx.Node, rank: int) -> tuple[list[int], bool]:
+def reduced_dims(node: Any, rank: int) -> tuple[list[int], bool]:
     dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
     keep = bool(argument(node, 2, "keepdim", False))
     if isinstance(dims, int):
@@ -31,7 +31,7 @@ def reduced(
     dims: list[int],
     keep: bool,
     combine: Callable[[int, int], int],
-    empty: int | None,
+    empty: Any,
 ) -> Lanes:
     rank = lanes.nodes.dim()
     kept = [d for d in range(rank) if d not in dims]
@@ -51,7 +51,7 @@ def reduced(
 
 
 def total(op: str, start: float, *, mean: bool = False) -> Handler:
-    def handler(t: Translator, node: fx.Node) -> Value:
+    def handler(t: Translator, node: Any) -> Value:
         result = result_dtype(node)
         wide = torch.float32 if result.is_floating_point else result  # accumulated in float32, rounded once
         x = t.converted(node.args[0], wide)
@@ -69,7 +69,7 @@ def total(op: str, start: float, *, mean: bool = False) -> Handler:
 
 
 def extreme(op: str, *, pair: bool = False) -> Handler:
-    def handler(t: Translator, node: fx.Node) -> Value:
+    def handler(t: Translator, node: Any) -> Value:
         x = t.lanes(node.args[0])
         kind = KINDS[x.dtype]
         dims, keep = reduced_dims(node, x.nodes.dim())
@@ -80,7 +80,7 @@ def extreme(op: str, *, pair: bool = False) -> Handler:
 
 
 def quantified(op: str, start: int) -> Handler:
-    def handler(t: Translator, node: fx.Node) -> Value:
+    def handler(t: Translator, node: Any) -> Value:
         x = t.converted(node.args[0], torch.bool)
         dims, keep = reduced_dims(node, x.nodes.dim())
         return reduced(
@@ -90,7 +90,7 @@ def quantified(op: str, start: int) -> Handler:
     return handler
 
 
-def product(t: Translator, node: fx.Node) -> Value:
+def product(t: Translator, node: Any) -> Value:
     """dot, mv, mm: accumulated in float32 (or the integer type), rounded once."""
     dtype = result_dtype(node)
     wide = torch.float32 if dtype.is_floating_point else dtype

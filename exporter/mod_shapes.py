@@ -16,7 +16,7 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 
 
-def rearrange(t: Translator, node: fx.Node) -> Value:
+def rearrange(t: Translator, node: Any) -> Value:
     """Any op that only moves elements of its tensor arguments."""
     dtypes = set()
 
@@ -29,18 +29,18 @@ def rearrange(t: Translator, node: fx.Node) -> Value:
     if len(dtypes) != 1:
         raise t.unsupported(f"a mod uses {node.target} on tensors of several dtypes", "Convert them first")
     dtype = dtypes.pop()
-    result = node.target(*args, **kwargs)  # type: ignore[operator]
+    result = node.target(*args, **kwargs)
     if isinstance(result, torch.Tensor):
         return Lanes(result, dtype)
     return tuple(Lanes(r, dtype) for r in result)
 
 
-def getitem_(t: Translator, node: fx.Node) -> Value:
+def getitem_(t: Translator, node: Any) -> Value:
     items = t.value(node.args[0])
     assert isinstance(items, tuple)
     if node.args[1] not in range(len(items)):
         raise t.unsupported(f"a mod uses {node.args[0]}", "Compute it in forward and capture the result")
-    value: Value = items[node.args[1]]  # type: ignore[index]
+    value: Value = items[node.args[1]]
     return value
 
 
@@ -58,20 +58,20 @@ def drop_dim(view: View, dim: int, replacement: Callable[[Free], int | Free], si
     return View(view.capture, tuple(index), shape, view.dtype)
 
 
-def select(t: Translator, node: fx.Node) -> Value:
+def select(t: Translator, node: Any) -> Value:
     value = t.value(node.args[0])
     if not isinstance(value, View):
         return rearrange(t, node)
-    dim, at = node.args[1] % len(value.shape), node.args[2]  # type: ignore[operator]
+    dim, at = node.args[1] % len(value.shape), node.args[2]
     if isinstance(at, torch.SymInt):
         return drop_dim(value, dim, lambda free: affine(t, free, t.number(at), value.shape[dim]))
     size = value.shape[dim]
-    if at < 0:  # type: ignore[operator]
+    if at < 0:
         if isinstance(size, torch.SymInt):
-            number = t.build.constant(at, "I64")  # type: ignore[arg-type]
+            number = t.build.constant(at, "I64")
             return drop_dim(value, dim, lambda free: affine(t, free, number, size))
-        at = at + size  # type: ignore[operator]
-    return drop_dim(value, dim, lambda free: t.build.constant(free.start + free.step * at, "I64"))  # type: ignore[operator]
+        at = at + size
+    return drop_dim(value, dim, lambda free: t.build.constant(free.start + free.step * at, "I64"))
 
 
 def affine(t: Translator, free: Free, number: int, size: Any) -> int:
@@ -93,7 +93,7 @@ def affine(t: Translator, free: Free, number: int, size: Any) -> int:
     return b.op("Add", "I64", scaled, b.constant(free.start, "I64"))
 
 
-def slice_(t: Translator, node: fx.Node) -> Value:
+def slice_(t: Translator, node: Any) -> Value:
     value = t.value(node.args[0])
     if not isinstance(value, View):
         return rearrange(t, node)
@@ -107,29 +107,29 @@ def slice_(t: Translator, node: fx.Node) -> Value:
     return drop_dim(value, dim, lambda f: Free(dim, f.start + f.step * first, f.step * step), size)
 
 
-def unsqueeze(t: Translator, node: fx.Node) -> Value:
+def unsqueeze(t: Translator, node: Any) -> Value:
     value = t.value(node.args[0])
     if not isinstance(value, View):
         return rearrange(t, node)
-    dim = node.args[1] % (len(value.shape) + 1)  # type: ignore[operator]
+    dim = node.args[1] % (len(value.shape) + 1)
     index = tuple(
         Free(i.dim + 1, i.start, i.step) if isinstance(i, Free) and i.dim >= dim else i for i in value.index
     )
     return View(value.capture, index, (*value.shape[:dim], 1, *value.shape[dim:]), value.dtype)
 
 
-def permute(t: Translator, node: fx.Node) -> Value:
+def permute(t: Translator, node: Any) -> Value:
     value = t.value(node.args[0])
     if not isinstance(value, View):
         return rearrange(t, node)
     rank = len(value.shape)
     if node.target == aten.permute.default:
-        order = [d % rank for d in node.args[1]]  # type: ignore[union-attr,operator]
+        order = [d % rank for d in node.args[1]]
     elif node.target == aten.t.default:
         order = list(range(rank))[::-1]
     else:
         order = list(range(rank))
-        a, b = (d % rank for d in node.args[1:3])  # type: ignore[operator]
+        a, b = (d % rank for d in node.args[1:3])
         order[a], order[b] = order[b], order[a]
     index = tuple(
         Free(order.index(i.dim), i.start, i.step) if isinstance(i, Free) else i for i in value.index
@@ -137,10 +137,10 @@ def permute(t: Translator, node: fx.Node) -> Value:
     return View(value.capture, index, tuple(value.shape[d] for d in order), value.dtype)
 
 
-def index(t: Translator, node: fx.Node) -> Value:
+def index(t: Translator, node: Any) -> Value:
     source, indices = node.args
     assert isinstance(source, fx.Node)
-    items: list[fx.Node | None] = list(indices)  # type: ignore[arg-type]
+    items: list[fx.Node | None] = list(indices)
     for item in items:
         if item is not None and not is_integer(item.meta["val"].dtype):
             raise t.unsupported(
@@ -156,7 +156,7 @@ def index(t: Translator, node: fx.Node) -> Value:
             lanes = numbers[dim]
             if lanes is not None:
                 number, size = int(lanes.nodes), view.shape[dim]
-                view = drop_dim(view, dim, lambda f, n=number, s=size: affine(t, f, n, s))  # type: ignore[misc]
+                view = drop_dim(view, dim, lambda f, n=number, s=size: affine(t, f, n, s))
         return view
     loaded = t.lanes(source) if isinstance(t.value(source), Lanes) else None
     if loaded is not None and all(n is None or constants(t, n) for n in numbers):
@@ -168,7 +168,7 @@ def constants(t: Translator, lanes: Lanes) -> bool:
     return all(t.build.constant_value(n) is not None for n in lanes.nodes.flatten().tolist())
 
 
-def index_lanes(t: Translator, node: fx.Node, source: Lanes, numbers: list[Lanes | None]) -> Lanes:
+def index_lanes(t: Translator, node: Any, source: Lanes, numbers: list[Lanes | None]) -> Lanes:
     """Indices into values computed by the mod: constant ones pick, others choose among all."""
     if all(n is None or constants(t, n) for n in numbers):
         indices = [
@@ -207,7 +207,7 @@ def choose(t: Translator, source: Lanes, dim: int, index: int) -> Lanes:
     return chosen
 
 
-def index_many(t: Translator, node: fx.Node, view: View, numbers: list[Lanes | None]) -> Lanes:
+def index_many(t: Translator, node: Any, view: View, numbers: list[Lanes | None]) -> Lanes:
     """Indices that are small tensors: each position of the result is loaded by itself."""
     shape = tuple(node.meta["val"].shape)
     if any(isinstance(s, torch.SymInt) for s in (*shape, *view.shape)) or math.prod(shape) > 256:
@@ -219,13 +219,13 @@ def index_many(t: Translator, node: fx.Node, view: View, numbers: list[Lanes | N
     columns = []
     for dim, lanes in enumerate(numbers):
         if lanes is None:
-            ranges = torch.arange(view.shape[dim]).view(-1, *[1] * (len(view.shape) - dim - 1))
+            ranges = torch.arange(int(view.shape[dim])).view(-1, *[1] * (len(view.shape) - dim - 1))
             inner = [None if n is None else torch.zeros(n.nodes.shape, dtype=torch.int64) for n in numbers]
             columns.append(aten.index.Tensor(ranges.expand(view.shape), inner))
         else:
             columns.append(placed(lanes.nodes, numbers, len(shape)).expand(shape))
     for dim in range(len(numbers), len(view.shape)):
-        ranges = torch.arange(view.shape[dim]).view(-1, *[1] * (len(view.shape) - dim - 1))
+        ranges = torch.arange(int(view.shape[dim])).view(-1, *[1] * (len(view.shape) - dim - 1))
         inner = [None if n is None else torch.zeros(n.nodes.shape, dtype=torch.int64) for n in numbers]
         columns.append(aten.index.Tensor(ranges.expand(view.shape), inner))
     flat = [c.expand(shape).flatten().tolist() for c in columns]
@@ -236,7 +236,7 @@ def index_many(t: Translator, node: fx.Node, view: View, numbers: list[Lanes | N
             fixed = dim < len(numbers) and numbers[dim] is not None
             size = at.shape[dim]
             number = row[dim] if fixed else t.build.constant(row[dim], "I64")
-            at = drop_dim(at, dim, lambda f, n=number, s=size: affine(t, f, n, s))  # type: ignore[misc]
+            at = drop_dim(at, dim, lambda f, n=number, s=size: affine(t, f, n, s))
         result.append(int(t.load(at).nodes))
     return Lanes(torch.tensor(result, dtype=torch.int64).reshape(shape), view.dtype)
 
@@ -254,13 +254,13 @@ def is_integer(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
 
 
-def index_select(t: Translator, node: fx.Node) -> Value:
+def index_select(t: Translator, node: Any) -> Value:
     source, dim, index = node.args
-    view = t.as_view(source)  # type: ignore[arg-type]
+    view = t.as_view(source)
     lanes = t.lanes(index)
     if view is None or lanes.nodes.numel() != 1:
         raise t.unsupported("a mod uses index_select", "Index with [...] instead")
-    dim = dim % len(view.shape)  # type: ignore[operator]
+    dim = dim % len(view.shape)
     fixed = drop_dim(view, dim, lambda f: affine(t, f, int(lanes.nodes.reshape(())), view.shape[dim]))
     index_ = tuple(
         Free(i.dim + 1, i.start, i.step) if isinstance(i, Free) and i.dim >= dim else i for i in fixed.index

@@ -10,13 +10,12 @@ from typing import Any
 import flatbuffers
 import sympy
 import torch
-from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
-
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.expression import Expression, Node
 from flexpte.exporter.ir import Op, Region, Size
 from flexpte.exporter.symbols import upper_bound
 from flexpte.metal_delegate import payload_generated as schema
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
 VERSION = 1
 IDENTIFIER = b"FXPL"
@@ -45,7 +44,7 @@ class _Scalars:
         entry = schema.ScalarT()
         entry.op = getattr(schema.ScalarOp, op)
         entry.a, entry.b, entry.value = a, b, value
-        entry.upperBound = upper_bound(expr if isinstance(expr, int) else expr, self.region.upper_bounds)
+        entry.upperBound = upper_bound(expr, self.region.upper_bounds)
         self.entries.append(entry)
         return len(self.entries) - 1
 
@@ -54,7 +53,12 @@ class _Scalars:
         total, number = first, self.number(_int(first))
         for part in rest:
             operand = self.number(_int(part))
-            total = {"Add": total + part, "Mul": total * part, "Max": Max(total, part), "Min": Min(total, part)}[op]
+            total = {
+                "Add": total + part,
+                "Mul": total * part,
+                "Max": Max(total, part),
+                "Min": Min(total, part),
+            }[op]
             number = self._append(_int(total), op, number, operand)
         return number
 
@@ -75,13 +79,19 @@ class _Scalars:
             return self._chain("Min", expr.args)
         if isinstance(expr, (FloorDiv, CleanDiv, Mod, PythonMod)):
             left, right = (self.number(_int(a)) for a in expr.args[:2])
-            return self._append(expr, "Mod" if isinstance(expr, (Mod, PythonMod)) else "FloorDiv", left, right)
-        raise Unsupported(f"a size computed as {expr}", fix="Use sums, products, floor division, modulo, min and max")
+            return self._append(
+                expr, "Mod" if isinstance(expr, (Mod, PythonMod)) else "FloorDiv", left, right
+            )
+        raise Unsupported(
+            f"a size computed as {expr}", fix="Use sums, products, floor division, modulo, min and max"
+        )
 
     def _symbol(self, symbol: sympy.Symbol) -> int:
         source = self.region.symbols.get(symbol)
         if source is None:
-            raise Unsupported(f"size {symbol} is the size of no input", fix="Pass a tensor of that size to forward")
+            raise Unsupported(
+                f"size {symbol} is the size of no input", fix="Pass a tensor of that size to forward"
+            )
         size = source.factor * symbol + source.addend
         op, dim = ("InputValue", 0) if source.dim < 0 else ("InputSize", source.dim)
         number = self._append(_int(size), op, source.input, dim)
@@ -201,6 +211,3 @@ def _instruction(op: Op, name: str, expressions: dict[Expression, int], scalars:
 def _camel(name: str) -> str:
     head, *tail = name.split("_")
     return head + "".join(part.capitalize() for part in tail)
-
-
-

@@ -11,25 +11,27 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from flexpte.exporter import views
+from flexpte.exporter.errors import Unsupported
+from flexpte.exporter.flex_op import flex_attention_op
+from flexpte.exporter.fuse import fuse
+from flexpte.exporter.ir import Instruction, Region, State, SymbolSource, Value
+from flexpte.exporter.lower import Lowering, dtype_of, fold_constants, source_line, used_symbols
+from flexpte.exporter.lower_ops import lowering_table
+from flexpte.exporter.plan import plan
+from flexpte.exporter.symbols import as_size, bounds_of, find_symbols, size_of, upper_bound
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from flexpte.exporter import views
-from flexpte.exporter.errors import Unsupported
-from flexpte.exporter.flex_op import flex_attention_op
-from flexpte.exporter.ir import Instruction, Region, State, SymbolSource, Value
-from flexpte.exporter.lower import Lowering, dtype_of, fold_constants, source_line, used_symbols
-from flexpte.exporter.lower_ops import lowering_table
-from flexpte.exporter.fuse import fuse
-from flexpte.exporter.plan import plan
-from flexpte.exporter.symbols import as_size, bounds_of, find_symbols, size_of, upper_bound
-
 aten = torch.ops.aten
 MODES = ("full", "attention", "none")
 _STATE_UPDATES = (
-    aten.index_copy.default, aten.index_put.default, aten.slice_scatter.default, aten.select_scatter.default,
-)  # fmt: skip
+    aten.index_copy.default,
+    aten.index_put.default,
+    aten.slice_scatter.default,
+    aten.select_scatter.default,
+)
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ def read_placeholders(program: ExportedProgram) -> Placeholders:
     for spec in signature.output_specs:
         if spec.kind is OutputKind.USER_INPUT_MUTATION:
             raise Unsupported(
-                f"forward writes into its input {spec.target}", fix="Return the new value, or make it a buffer"
+                f"forward writes into its input {spec.target}",
+                fix="Return the new value, or make it a buffer",
             )
         if spec.kind is OutputKind.BUFFER_MUTATION:
             mutated_names[spec.target] = nodes[spec.arg.name]
@@ -124,10 +127,13 @@ def _without_assertions(graph: fx.Graph) -> None:
     """Drop run-time assertions: the runtime checks the shapes of its inputs itself."""
     for node in reversed(list(graph.nodes)):
         name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
-        if name.split(".")[0] in ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range",
-                                  "sym_constrain_range_for_size", "_assert_async"):  # fmt: skip
-            graph.erase_node(node)
-        elif node.op == "call_function" and not node.users and is_symbolic(node):
+        if name.split(".")[0] in (
+            "_assert_tensor_metadata",
+            "_assert_scalar",
+            "sym_constrain_range",
+            "sym_constrain_range_for_size",
+            "_assert_async",
+        ) or (node.op == "call_function" and not node.users and is_symbolic(node)):
             graph.erase_node(node)
 
 
@@ -166,7 +172,8 @@ def partition(program: ExportedProgram, mode: str) -> Partition:
                 f"flex_attention {node.name} cannot be delegated: "
                 + (reason.reason if reason else f'delegate="{mode}" delegates nothing'),
                 source=source_line(node),
-                fix=(reason.fix if reason else None) or 'Nothing else can run it: export with delegate="full"',
+                fix=(reason.fix if reason else None)
+                or 'Nothing else can run it: export with delegate="full"',
             )
     claims: dict[int, Claim] = {}
     for node in nodes:
@@ -255,7 +262,11 @@ def _input(dry: Lowering, fake: Any) -> int:
 
 
 def _levels(
-    nodes: list[fx.Node], claimed: set[fx.Node], constants: dict[fx.Node, Any], dry: Lowering, owned: dict[fx.Node, Any]
+    nodes: list[fx.Node],
+    claimed: set[fx.Node],
+    constants: dict[fx.Node, Any],
+    dry: Lowering,
+    owned: dict[fx.Node, Any],
 ) -> dict[fx.Node, int]:
     """Delegated nodes get even levels, others odd ones, never below those they depend on.
 
@@ -347,7 +358,9 @@ def _lower_region(
     return Lowered(claim.level, tuple(claim.nodes), *_finish(b, states, inputs, numbers), tuple(outputs))
 
 
-def _write_back(b: Lowering, placeholders: Placeholders, owned: Iterable[fx.Node], members: set[fx.Node]) -> None:
+def _write_back(
+    b: Lowering, placeholders: Placeholders, owned: Iterable[fx.Node], members: set[fx.Node]
+) -> None:
     """States whose new value was computed elsewhere get it at the end."""
     pending = []
     for buffer in owned:
@@ -397,7 +410,9 @@ def _sized_inputs(b: Lowering, placeholders: Placeholders, inputs: list[fx.Node]
     return extra
 
 
-def _finish(b: Lowering, states: list[State], inputs: list[Any], outputs: list[int]) -> tuple[Region, tuple[Any, ...]]:
+def _finish(
+    b: Lowering, states: list[State], inputs: list[Any], outputs: list[int]
+) -> tuple[Region, tuple[Any, ...]]:
     """Number afresh what the instructions use, plan the arena, find the symbols."""
     kept_values: dict[int, int] = {}
     for instruction in b.instructions:
@@ -418,7 +433,9 @@ def _finish(b: Lowering, states: list[State], inputs: list[Any], outputs: list[i
         if state.initial >= 0:
             constants.setdefault(state.initial, len(constants))
     new_storages = [
-        replace(b.storages[s], index=constants[b.storages[s].index]) if b.storages[s].kind == "Constant" else b.storages[s]
+        replace(b.storages[s], index=constants[b.storages[s].index])
+        if b.storages[s].kind == "Constant"
+        else b.storages[s]
         for s in storages
     ]
     values = tuple(

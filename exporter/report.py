@@ -9,10 +9,28 @@ from flexpte.exporter.ir import FlexAttention, Region, Size
 from flexpte.exporter.partition import Lowered, Refusal
 
 _INFIX = {
-    "Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "FloorDiv": "//", "Remainder": "%", "Eq": "==", "Ne": "!=",
-    "Lt": "<", "Le": "<=", "Gt": ">", "Ge": ">=", "LogicalAnd": "&", "LogicalOr": "|", "LogicalXor": "^",
-    "BitAnd": "&", "BitOr": "|", "BitXor": "^", "ShiftLeft": "<<", "ShiftRight": ">>", "Pow": "**",
-}  # fmt: skip
+    "Add": "+",
+    "Sub": "-",
+    "Mul": "*",
+    "Div": "/",
+    "FloorDiv": "//",
+    "Remainder": "%",
+    "Eq": "==",
+    "Ne": "!=",
+    "Lt": "<",
+    "Le": "<=",
+    "Gt": ">",
+    "Ge": ">=",
+    "LogicalAnd": "&",
+    "LogicalOr": "|",
+    "LogicalXor": "^",
+    "BitAnd": "&",
+    "BitOr": "|",
+    "BitXor": "^",
+    "ShiftLeft": "<<",
+    "ShiftRight": ">>",
+    "Pow": "**",
+}
 _LEAVES = {"Score": "score", "Batch": "b", "Head": "h", "QIdx": "q_idx", "KvIdx": "kv_idx"}
 
 
@@ -91,7 +109,8 @@ class ExportReport:
         mib = 1 << 20
         plural = "s" if self.num_regions != 1 else ""
         lines = [
-            f'delegate="{self.mode}": {self.num_nodes_delegated} operators in {self.num_regions} delegate call{plural}, '
+            f'delegate="{self.mode}": {self.num_nodes_delegated} operators in '
+            f"{self.num_regions} delegate call{plural}, "
             f"{self.num_instructions} instructions, arena {self.arena_size_bytes / mib:.1f} MiB, "
             f"weights {self.weights_size_bytes / mib:.1f} MiB, file {self.program_size_bytes / mib:.1f} MiB"
         ]
@@ -102,12 +121,17 @@ class ExportReport:
         for same in groups.values():
             a = same[0]
             names = a.name if len(same) == 1 else f"{a.name} and {len(same) - 1} more"
-            lines.append(f"attention {names}: query [{', '.join(a.query_shape)}], key [{', '.join(a.key_shape)}]")
+            lines.append(
+                f"attention {names}: query [{', '.join(a.query_shape)}], key [{', '.join(a.key_shape)}]"
+            )
             lines.append(f"  mask_mod: {a.mask_mod or 'none'}; score_mod: {a.score_mod or 'none'}")
         if self.caches:
             total = sum(c.size_bytes for c in self.caches)
-            lines.append(f"{len(self.caches)} caches, {total / mib:.1f} MiB: " + ", ".join(c.name for c in self.caches[:2])
-                         + (", …" if len(self.caches) > 2 else ""))  # fmt: skip
+            lines.append(
+                f"{len(self.caches)} caches, {total / mib:.1f} MiB: "
+                + ", ".join(c.name for c in self.caches[:2])
+                + (", …" if len(self.caches) > 2 else "")
+            )
         if self.refusals:
             lines.append(f"{len(self.refusals)} operators not delegated:")
             lines += [f"  {r}" for r in self.refusals[:20]]

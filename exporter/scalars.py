@@ -7,7 +7,22 @@ from dataclasses import dataclass, field, replace
 from flexpte.exporter.expression import Expression, Node
 from flexpte.exporter.ir import FLOATING
 
-COMPARISONS = frozenset({"Eq", "Ne", "Lt", "Le", "Gt", "Ge", "LogicalAnd", "LogicalOr", "LogicalXor", "LogicalNot", "IsInf", "IsNan"})  # fmt: skip
+COMPARISONS = frozenset(
+    {
+        "Eq",
+        "Ne",
+        "Lt",
+        "Le",
+        "Gt",
+        "Ge",
+        "LogicalAnd",
+        "LogicalOr",
+        "LogicalXor",
+        "LogicalNot",
+        "IsInf",
+        "IsNan",
+    }
+)
 
 
 def expression_type(dtype: str) -> str:
@@ -67,7 +82,9 @@ class ExpressionBuilder:
             return number
         return self.add(Node("RoundTo", self.type(number), (number,), round_to=dtype))
 
-    def inline(self, expression: Expression, inputs: dict[int, int], first_scalar: int, captures: dict[int, int]) -> int:
+    def inline(
+        self, expression: Expression, inputs: dict[int, int], first_scalar: int, captures: dict[int, int]
+    ) -> int:
         """Append another expression, its inputs replaced by nodes; returns its result."""
         numbers: list[int] = []
         for node in expression.nodes:
@@ -90,7 +107,5 @@ class ExpressionBuilder:
         order = sorted(needed)
         renumber = {old: new for new, old in enumerate(order)}
         return Expression(
-            tuple(
-                replace(self.nodes[n], args=tuple(renumber[a] for a in self.nodes[n].args)) for n in order
-            )
+            tuple(replace(self.nodes[n], args=tuple(renumber[a] for a in self.nodes[n].args)) for n in order)
         )

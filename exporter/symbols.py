@@ -7,11 +7,10 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
-
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.ir import Size, SymbolSource
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 Bounds = dict[sympy.Symbol, tuple[int, int]]
 INT64_MAX = 2**63 - 1
@@ -83,7 +82,9 @@ def upper_bound(size: Size, bounds: Bounds) -> int:
         ranges[symbol] = ValueRanges(lower, upper)
     bound = bound_sympy(size, ranges).upper
     if bound in (int_oo, sympy.oo):
-        raise Unsupported(f"size {size} has no upper bound", fix="Bound the dimensions it depends on with Dim(max=...)")
+        raise Unsupported(
+            f"size {size} has no upper bound", fix="Bound the dimensions it depends on with Dim(max=...)"
+        )
     return int(bound)
 
 
@@ -99,7 +100,9 @@ def find_symbols(inputs: Iterable[tuple[Size, ...] | Size | None]) -> dict[sympy
         dims = enumerate(sizes) if isinstance(sizes, tuple) else [(-1, sizes)]
         for dim, size in dims:
             source = _linear(size, number, dim)
-            if source is not None and (source[0] not in found or source[1].factor == 1 < found[source[0]].factor):
+            if source is not None and (
+                source[0] not in found or source[1].factor == 1 < found[source[0]].factor
+            ):
                 found[source[0]] = source[1]
     return found
 

@@ -78,7 +78,7 @@ class Translator:
             if node.op == "output":
                 break
             self._values[node] = self._translate(node)
-        result = self.node.args[0]
+        result: Any = self.node.args[0]
         self.node = result
         lanes = self.lanes(result)
         if type_ == "Bool" and lanes.dtype != torch.bool:

@@ -97,7 +97,9 @@ def select(value: Value, dim: int, index: Size) -> Value:
 def squeeze(value: Value, dim: int) -> Value:
     """Without one dimension of size 1."""
     return replace(
-        value, sizes=value.sizes[:dim] + value.sizes[dim + 1 :], strides=value.strides[:dim] + value.strides[dim + 1 :]
+        value,
+        sizes=value.sizes[:dim] + value.sizes[dim + 1 :],
+        strides=value.strides[:dim] + value.strides[dim + 1 :],
     )
 
 

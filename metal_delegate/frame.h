@@ -47,7 +47,7 @@ class Frame {
   Status check_inputs(std::span<const DelegateArgument> inputs) const;
   Status check_input_sizes(std::span<const DelegateArgument> inputs) const;
   Status resolve();
-  Status resolve_value(size_t number);
+  void resolve_value(size_t number);
   Status bind_inputs(std::span<const DelegateArgument> inputs);
   Status bind_outputs(std::span<DelegateArgument> outputs);
   void move_pointers();
@@ -72,6 +72,8 @@ class Frame {
   std::vector<size_t> first_slot_;        // by instruction
   std::vector<TensorView> slots_;
   std::vector<int32_t> slot_values_;
+  std::vector<std::byte*> call_inputs_;   // memory of this call, by input and output
+  std::vector<std::byte*> call_outputs_;
   std::vector<size_t> moving_slots_;      // those in inputs and outputs
   std::vector<size_t> moving_values_;
   std::vector<Positions> positions_;

@@ -32,7 +32,8 @@ struct KeyRange {
 class MaskRanges {
  public:
   // `mask` must give a Bool and may use no score and no elementwise input. InvalidProgram otherwise.
-  static Result<MaskRanges> compile(const Expression& mask, int num_scalars, std::span<const int> capture_ranks);
+  static Result<MaskRanges> compile(const Expression& mask, int num_scalars,
+                                    std::span<const int> capture_ranks);
   ~MaskRanges();
   MaskRanges(MaskRanges&&) noexcept;
   MaskRanges& operator=(MaskRanges&&) noexcept;

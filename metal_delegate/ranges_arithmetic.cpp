@@ -28,7 +28,9 @@ Range interval(int64_t min, int64_t max) {
   return r;
 }
 
-Range point(int64_t value) { return interval(value, value); }
+Range point(int64_t value) {
+  return interval(value, value);
+}
 
 Range affine_point(int64_t value) {
   Range r = point(value);
@@ -42,8 +44,10 @@ Range affine(const Box& box, int64_t q_coefficient, int64_t kv_coefficient, int6
     return static_cast<__int128>(q_coefficient) * q + static_cast<__int128>(kv_coefficient) * kv + offset;
   };
   const int64_t q_last = box.q_end - 1, kv_last = box.kv_end - 1;
-  const __int128 min = corner(q_coefficient >= 0 ? box.q_begin : q_last, kv_coefficient >= 0 ? box.kv_begin : kv_last);
-  const __int128 max = corner(q_coefficient >= 0 ? q_last : box.q_begin, kv_coefficient >= 0 ? kv_last : box.kv_begin);
+  const __int128 min =
+      corner(q_coefficient >= 0 ? box.q_begin : q_last, kv_coefficient >= 0 ? box.kv_begin : kv_last);
+  const __int128 max =
+      corner(q_coefficient >= 0 ? q_last : box.q_begin, kv_coefficient >= 0 ? kv_last : box.kv_begin);
   if (min < type_min(type) || max > type_max(type)) return unknown(type);
   Range r = interval(static_cast<int64_t>(min), static_cast<int64_t>(max));
   r.affine = true;
@@ -67,7 +71,9 @@ Range hull(const Range& a, const Range& b) {
 namespace {
 
 // Bool ranges: what is known of a truth value.
-Range truth(bool can_be_false, bool can_be_true) { return interval(can_be_false ? 0 : 1, can_be_true ? 1 : 0); }
+Range truth(bool can_be_false, bool can_be_true) {
+  return interval(can_be_false ? 0 : 1, can_be_true ? 1 : 0);
+}
 
 Range nonzero(const Range& r, DType type) {
   if (type == DType::kF32) {
@@ -112,19 +118,27 @@ Order order(const Range& a, const Range& b, DType type, const Box& box) {
 Range comparison(ExprOp op, const Range& a, const Range& b, DType type, const Box& box) {
   const Order o = order(a, b, type, box);
   switch (op) {
-    case ExprOp::kEq: return truth(o.less || o.greater || o.unordered, o.equal);
-    case ExprOp::kNe: return truth(o.equal, o.less || o.greater || o.unordered);
-    case ExprOp::kLt: return truth(o.equal || o.greater || o.unordered, o.less);
-    case ExprOp::kLe: return truth(o.greater || o.unordered, o.less || o.equal);
-    case ExprOp::kGt: return truth(o.less || o.equal || o.unordered, o.greater);
-    default: return truth(o.less || o.unordered, o.equal || o.greater);
+    case ExprOp::kEq:
+      return truth(o.less || o.greater || o.unordered, o.equal);
+    case ExprOp::kNe:
+      return truth(o.equal, o.less || o.greater || o.unordered);
+    case ExprOp::kLt:
+      return truth(o.equal || o.greater || o.unordered, o.less);
+    case ExprOp::kLe:
+      return truth(o.greater || o.unordered, o.less || o.equal);
+    case ExprOp::kGt:
+      return truth(o.less || o.equal || o.unordered, o.greater);
+    default:
+      return truth(o.less || o.unordered, o.equal || o.greater);
   }
 }
 
 Range logic(ExprOp op, const Range& a, const Range& b) {
   switch (op) {
-    case ExprOp::kLogicalAnd: return interval(a.min & b.min, a.max & b.max);
-    case ExprOp::kLogicalOr: return interval(a.min | b.min, a.max | b.max);
+    case ExprOp::kLogicalAnd:
+      return interval(a.min & b.min, a.max & b.max);
+    case ExprOp::kLogicalOr:
+      return interval(a.min | b.min, a.max | b.max);
     default:
       if (!a.is_point() || !b.is_point()) return interval(0, 1);
       return point(a.min ^ b.min);
@@ -136,13 +150,18 @@ ExprOp bool_logic(ExprOp op) {
   switch (op) {
     case ExprOp::kBitAnd:
     case ExprOp::kMul:
-    case ExprOp::kMin: return ExprOp::kLogicalAnd;
+    case ExprOp::kMin:
+      return ExprOp::kLogicalAnd;
     case ExprOp::kBitOr:
     case ExprOp::kAdd:
-    case ExprOp::kMax: return ExprOp::kLogicalOr;
-    case ExprOp::kBitXor: return ExprOp::kLogicalXor;
-    case ExprOp::kBitNot: return ExprOp::kLogicalNot;
-    default: return op;
+    case ExprOp::kMax:
+      return ExprOp::kLogicalOr;
+    case ExprOp::kBitXor:
+      return ExprOp::kLogicalXor;
+    case ExprOp::kBitNot:
+      return ExprOp::kLogicalNot;
+    default:
+      return op;
   }
 }
 
@@ -211,12 +230,18 @@ Range float_operation(const Node& node, const std::array<const Range*, 3>& args)
   };
   const auto monotone = [&](auto f) { return floats(f(a.min_float), f(a.max_float), a.has_nan); };
   switch (node.op) {
-    case ExprOp::kNeg: return floats(-a.max_float, -a.min_float, a.has_nan);
-    case ExprOp::kFloor: return monotone([](double x) { return std::floor(x); });
-    case ExprOp::kCeil: return monotone([](double x) { return std::ceil(x); });
-    case ExprOp::kTrunc: return monotone([](double x) { return std::trunc(x); });
-    case ExprOp::kRound: return monotone([](double x) { return std::nearbyint(x); });
-    case ExprOp::kRelu: return monotone([](double x) { return std::max(x, 0.0); });
+    case ExprOp::kNeg:
+      return floats(-a.max_float, -a.min_float, a.has_nan);
+    case ExprOp::kFloor:
+      return monotone([](double x) { return std::floor(x); });
+    case ExprOp::kCeil:
+      return monotone([](double x) { return std::ceil(x); });
+    case ExprOp::kTrunc:
+      return monotone([](double x) { return std::trunc(x); });
+    case ExprOp::kRound:
+      return monotone([](double x) { return std::nearbyint(x); });
+    case ExprOp::kRelu:
+      return monotone([](double x) { return std::max(x, 0.0); });
     case ExprOp::kAbs: {
       const double high = std::max(std::abs(a.min_float), std::abs(a.max_float));
       const bool crosses = a.min_float <= 0.0 && a.max_float >= 0.0;
@@ -226,8 +251,10 @@ Range float_operation(const Node& node, const std::array<const Range*, 3>& args)
     case ExprOp::kSub:
     case ExprOp::kMul:
     case ExprOp::kMin:
-    case ExprOp::kMax: break;
-    default: return unknown(DType::kF32);
+    case ExprOp::kMax:
+      break;
+    default:
+      return unknown(DType::kF32);
   }
   const Range& b = *args[1];
   const bool has_nan = a.has_nan || b.has_nan;

@@ -18,7 +18,9 @@ inline int64_t type_max(DType type) {
   if (type == DType::kBool) return 1;
   return type == DType::kI32 ? std::numeric_limits<int32_t>::max() : std::numeric_limits<int64_t>::max();
 }
-inline bool fits(int64_t value, DType type) { return type_min(type) <= value && value <= type_max(type); }
+inline bool fits(int64_t value, DType type) {
+  return type_min(type) <= value && value <= type_max(type);
+}
 
 Range unknown(DType type);
 Range interval(int64_t min, int64_t max);
@@ -31,7 +33,8 @@ Range hull(const Range& a, const Range& b);
 Range operation(const Node& node, DType type, const std::array<const Range*, 3>& args, const Box& box);
 
 // The integer operations, shared with operation().
-Range integer_operation(const Node& node, DType type, const std::array<const Range*, 3>& args, const Box& box);
+Range integer_operation(const Node& node, DType type, const std::array<const Range*, 3>& args,
+                        const Box& box);
 // F32 arguments and result.
 Range float_operation(const Node& node, const std::array<const Range*, 3>& args);
 

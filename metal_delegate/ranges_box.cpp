@@ -34,8 +34,10 @@ Range from_capture(const ValueRange& values, DType type) {
       if (values.min_float > 0.0 || values.max_float < 0.0) return point(1);
       return values.min_float == 0.0 && values.max_float == 0.0 ? point(0) : interval(0, 1);
     }
-    low = type == DType::kI32 ? float_to_int<int32_t>(values.min_float) : float_to_int<int64_t>(values.min_float);
-    high = type == DType::kI32 ? float_to_int<int32_t>(values.max_float) : float_to_int<int64_t>(values.max_float);
+    low = type == DType::kI32 ? float_to_int<int32_t>(values.min_float)
+                              : float_to_int<int64_t>(values.min_float);
+    high = type == DType::kI32 ? float_to_int<int32_t>(values.max_float)
+                               : float_to_int<int64_t>(values.max_float);
   }
   if (type == DType::kBool) {
     if (low > 0 || high < 0) return point(1);
@@ -67,7 +69,8 @@ Range load(const Context& context, const Node& node, const RangeArray& ranges) {
       Range zero;
       return zero;
     }
-    if (d + 1 < view.rank) num_rows = std::min(num_rows * std::min(index.end - index.begin, kMaxRows + 1), kMaxRows + 1);
+    if (d + 1 < view.rank)
+      num_rows = std::min(num_rows * std::min(index.end - index.begin, kMaxRows + 1), kMaxRows + 1);
   }
   if (num_rows > kMaxRows) return unknown(node.type);
   const int32_t last = view.rank - 1;
@@ -137,21 +140,34 @@ void evaluate_box(const Context& context, const Box& box, size_t end, RangeArray
   for (size_t i = 0; i < end; ++i) {
     const Node& node = context.nodes[i];
     switch (node.op) {
-      case ExprOp::kConstant: ranges[i] = constant(node); break;
-      case ExprOp::kBatch: ranges[i] = index_leaf(box.batch, node.type); break;
-      case ExprOp::kHead: ranges[i] = index_leaf(box.head, node.type); break;
+      case ExprOp::kConstant:
+        ranges[i] = constant(node);
+        break;
+      case ExprOp::kBatch:
+        ranges[i] = index_leaf(box.batch, node.type);
+        break;
+      case ExprOp::kHead:
+        ranges[i] = index_leaf(box.head, node.type);
+        break;
       case ExprOp::kScalar:
         ranges[i] = index_leaf(context.scalars[static_cast<size_t>(node.index)], node.type);
         break;
-      case ExprOp::kQIdx: ranges[i] = affine(box, 1, 0, 0, node.type); break;
-      case ExprOp::kKvIdx: ranges[i] = affine(box, 0, 1, 0, node.type); break;
-      case ExprOp::kLoad: ranges[i] = load(context, node, ranges); break;
+      case ExprOp::kQIdx:
+        ranges[i] = affine(box, 1, 0, 0, node.type);
+        break;
+      case ExprOp::kKvIdx:
+        ranges[i] = affine(box, 0, 1, 0, node.type);
+        break;
+      case ExprOp::kLoad:
+        ranges[i] = load(context, node, ranges);
+        break;
       default: {
         std::array<const Range*, 3> args{};
         for (size_t a = 0; a < static_cast<size_t>(node.num_args); ++a) {
           args[a] = &ranges[static_cast<size_t>(node.arg(a))];
         }
-        const DType type = context.nodes[static_cast<size_t>(node.arg(static_cast<size_t>(node.num_args - 1)))].type;
+        const DType type =
+            context.nodes[static_cast<size_t>(node.arg(static_cast<size_t>(node.num_args - 1)))].type;
         ranges[i] = operation(node, type, args, box);
         break;
       }

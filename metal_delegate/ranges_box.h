@@ -39,10 +39,10 @@ struct Box {
 // All that is known of a node over a box: every value it takes lies in [min, max] of its type (Bool: 0
 // or 1), NaN aside. An affine one is exactly q_coefficient * q + kv_coefficient * kv + offset.
 struct Range {
-  int64_t min = 0, max = 0;               // Bool, I32, I64
+  int64_t min = 0, max = 0;                 // Bool, I32, I64
   double min_float = 0.0, max_float = 0.0;  // F32
   bool has_nan = false;
-  bool wraps = false;                     // arithmetic may have overflowed: no monotonicity
+  bool wraps = false;  // arithmetic may have overflowed: no monotonicity
   bool affine = false;
   int64_t q_coefficient = 0, kv_coefficient = 0, offset = 0;
 

@@ -36,9 +36,9 @@ class CaptureSummary {
   int direction(int64_t row, int64_t offset) const;
 
  private:
-  static constexpr int64_t kBlock = 64;          // elements of a block, and blocks of a group
+  static constexpr int64_t kBlock = 64;  // elements of a block, and blocks of a group
   static constexpr int64_t kMaxBlocks = 1 << 16;
-  static constexpr int64_t kMaxScan = 1 << 12;   // elements read for one answer where there are no blocks
+  static constexpr int64_t kMaxScan = 1 << 12;  // elements read for one answer where there are no blocks
 
   struct Block {
     std::atomic<uint32_t> epoch{0};
@@ -57,7 +57,7 @@ class CaptureSummary {
   uint32_t epoch_ = 0;
   int64_t num_blocks_ = 0, num_groups_ = 0, num_directions_ = 0;  // allocated
   std::unique_ptr<Block[]> blocks_, groups_;
-  std::unique_ptr<std::atomic<uint64_t>[]> directions_;           // epoch * 8 + direction + 1
+  std::unique_ptr<std::atomic<uint64_t>[]> directions_;  // epoch * 8 + direction + 1
 };
 
 }  // namespace flexpte

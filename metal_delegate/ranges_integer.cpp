@@ -24,21 +24,36 @@ Range clipped(std::initializer_list<Wide> corners, DType type) {
 template <class T>
 T exact(ExprOp op, T a, T b) {
   switch (op) {
-    case ExprOp::kAdd: return wrap_add(a, b);
-    case ExprOp::kSub: return wrap_sub(a, b);
-    case ExprOp::kMul: return wrap_mul(a, b);
-    case ExprOp::kFloorDiv: return floor_div(a, b);
-    case ExprOp::kRemainder: return floor_mod(a, b);
-    case ExprOp::kFmod: return trunc_mod(a, b);
-    case ExprOp::kTruncDiv: return trunc_div(a, b);
-    case ExprOp::kPow: return int_pow(a, b);
-    case ExprOp::kMin: return std::min(a, b);
-    case ExprOp::kMax: return std::max(a, b);
-    case ExprOp::kBitAnd: return a & b;
-    case ExprOp::kBitOr: return a | b;
-    case ExprOp::kBitXor: return a ^ b;
-    case ExprOp::kShiftLeft: return shift_left(a, b);
-    default: return shift_right(a, b);
+    case ExprOp::kAdd:
+      return wrap_add(a, b);
+    case ExprOp::kSub:
+      return wrap_sub(a, b);
+    case ExprOp::kMul:
+      return wrap_mul(a, b);
+    case ExprOp::kFloorDiv:
+      return floor_div(a, b);
+    case ExprOp::kRemainder:
+      return floor_mod(a, b);
+    case ExprOp::kFmod:
+      return trunc_mod(a, b);
+    case ExprOp::kTruncDiv:
+      return trunc_div(a, b);
+    case ExprOp::kPow:
+      return int_pow(a, b);
+    case ExprOp::kMin:
+      return std::min(a, b);
+    case ExprOp::kMax:
+      return std::max(a, b);
+    case ExprOp::kBitAnd:
+      return a & b;
+    case ExprOp::kBitOr:
+      return a | b;
+    case ExprOp::kBitXor:
+      return a ^ b;
+    case ExprOp::kShiftLeft:
+      return shift_left(a, b);
+    default:
+      return shift_right(a, b);
   }
 }
 
@@ -54,13 +69,12 @@ Range scaled(const Range& a, int64_t by, DType type, const Box& box) {
 Range sum(const Range& a, const Range& b, bool subtract, DType type, const Box& box) {
   int64_t q = 0, kv = 0, offset = 0;
   if (a.affine && b.affine) {
-    const bool overflows =
-        subtract ? __builtin_sub_overflow(a.q_coefficient, b.q_coefficient, &q) ||
-                       __builtin_sub_overflow(a.kv_coefficient, b.kv_coefficient, &kv) ||
-                       __builtin_sub_overflow(a.offset, b.offset, &offset)
-                 : __builtin_add_overflow(a.q_coefficient, b.q_coefficient, &q) ||
-                       __builtin_add_overflow(a.kv_coefficient, b.kv_coefficient, &kv) ||
-                       __builtin_add_overflow(a.offset, b.offset, &offset);
+    const bool overflows = subtract ? __builtin_sub_overflow(a.q_coefficient, b.q_coefficient, &q) ||
+                                          __builtin_sub_overflow(a.kv_coefficient, b.kv_coefficient, &kv) ||
+                                          __builtin_sub_overflow(a.offset, b.offset, &offset)
+                                    : __builtin_add_overflow(a.q_coefficient, b.q_coefficient, &q) ||
+                                          __builtin_add_overflow(a.kv_coefficient, b.kv_coefficient, &kv) ||
+                                          __builtin_add_overflow(a.offset, b.offset, &offset);
     if (!overflows) return affine(box, q, kv, offset, type);
   }
   return subtract ? clipped(Wide{a.min} - b.max, Wide{a.max} - b.min, type)
@@ -77,7 +91,8 @@ Range product(const Range& a, const Range& b, DType type, const Box& box) {
 Range quotient(ExprOp op, const Range& a, const Range& b, DType type) {
   if (b.contains(0) || (a.min == type_min(type) && b.contains(-1))) return unknown(type);
   const auto corner = [&](int64_t x, int64_t y) { return Wide{exact(op, x, y)}; };
-  return clipped({corner(a.min, b.min), corner(a.min, b.max), corner(a.max, b.min), corner(a.max, b.max)}, type);
+  return clipped({corner(a.min, b.min), corner(a.min, b.max), corner(a.max, b.min), corner(a.max, b.max)},
+                 type);
 }
 
 Range remainder(const Range& a, const Range& b, DType type, const Box& box) {
@@ -160,24 +175,33 @@ Range round_to(const Range& a, DType type, DType narrow) {
 
 }  // namespace
 
-Range integer_operation(const Node& node, DType type, const std::array<const Range*, 3>& args, const Box& box) {
+Range integer_operation(const Node& node, DType type, const std::array<const Range*, 3>& args,
+                        const Box& box) {
   const Range& a = *args[0];
   switch (node.op) {
-    case ExprOp::kNeg: return scaled(a, -1, type, box);
-    case ExprOp::kAbs: return magnitude(a, type, box);
-    case ExprOp::kSign: return interval(a.min > 0 ? 1 : a.min == 0 ? 0 : -1, a.max > 0 ? 1 : a.max == 0 ? 0 : -1);
+    case ExprOp::kNeg:
+      return scaled(a, -1, type, box);
+    case ExprOp::kAbs:
+      return magnitude(a, type, box);
+    case ExprOp::kSign:
+      return interval(a.min > 0 ? 1 : a.min == 0 ? 0 : -1, a.max > 0 ? 1 : a.max == 0 ? 0 : -1);
     case ExprOp::kSquare: {
       const Range m = magnitude(a, type, box);
       return m.wraps ? unknown(type) : clipped(Wide{m.min} * m.min, Wide{m.max} * m.max, type);
     }
-    case ExprOp::kRelu: return extreme(a, affine_point(0), false);
-    case ExprOp::kBitNot: return sum(affine_point(-1), a, true, type, box);
+    case ExprOp::kRelu:
+      return extreme(a, affine_point(0), false);
+    case ExprOp::kBitNot:
+      return sum(affine_point(-1), a, true, type, box);
     case ExprOp::kFloor:
     case ExprOp::kCeil:
     case ExprOp::kRound:
-    case ExprOp::kTrunc: return a;
-    case ExprOp::kRoundTo: return round_to(a, type, node.round_to);
-    default: break;
+    case ExprOp::kTrunc:
+      return a;
+    case ExprOp::kRoundTo:
+      return round_to(a, type, node.round_to);
+    default:
+      break;
   }
   if (args[1] == nullptr) return unknown(type);
   const Range& b = *args[1];
@@ -188,21 +212,32 @@ Range integer_operation(const Node& node, DType type, const std::array<const Ran
     return affine_point(exact(node.op, a.min, b.min));
   }
   switch (node.op) {
-    case ExprOp::kAdd: return sum(a, b, false, type, box);
-    case ExprOp::kSub: return sum(a, b, true, type, box);
-    case ExprOp::kMul: return product(a, b, type, box);
+    case ExprOp::kAdd:
+      return sum(a, b, false, type, box);
+    case ExprOp::kSub:
+      return sum(a, b, true, type, box);
+    case ExprOp::kMul:
+      return product(a, b, type, box);
     case ExprOp::kFloorDiv:
-    case ExprOp::kTruncDiv: return quotient(node.op, a, b, type);
-    case ExprOp::kRemainder: return remainder(a, b, type, box);
-    case ExprOp::kFmod: return truncated_remainder(a, b, type);
-    case ExprOp::kMin: return extreme(a, b, true);
-    case ExprOp::kMax: return extreme(a, b, false);
+    case ExprOp::kTruncDiv:
+      return quotient(node.op, a, b, type);
+    case ExprOp::kRemainder:
+      return remainder(a, b, type, box);
+    case ExprOp::kFmod:
+      return truncated_remainder(a, b, type);
+    case ExprOp::kMin:
+      return extreme(a, b, true);
+    case ExprOp::kMax:
+      return extreme(a, b, false);
     case ExprOp::kBitAnd:
     case ExprOp::kBitOr:
-    case ExprOp::kBitXor: return bits(node.op, a, b, type);
+    case ExprOp::kBitXor:
+      return bits(node.op, a, b, type);
     case ExprOp::kShiftLeft:
-    case ExprOp::kShiftRight: return shift(node.op, a, b, type, box);
-    default: return unknown(type);
+    case ExprOp::kShiftRight:
+      return shift(node.op, a, b, type, box);
+    default:
+      return unknown(type);
   }
 }
 

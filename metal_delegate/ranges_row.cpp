@@ -71,7 +71,7 @@ class Row {
       f.coefficient = r.affine ? r.kv_coefficient : 0;
       // The query is one: its part is constant, and no product overflows, as the range did not.
       f.offset = r.affine ? r.min - (f.coefficient >= 0 ? f.coefficient * box_.kv_begin
-                                                         : f.coefficient * (box_.kv_end - 1))
+                                                        : f.coefficient * (box_.kv_end - 1))
                           : r.min;
       f.direction = f.coefficient > 0 ? 1 : f.coefficient < 0 ? -1 : 0;
       return;
@@ -98,8 +98,10 @@ class Row {
   bool monotone(const Node& node, int* direction) const {
     int a = 0, b = 0;
     switch (node.op) {
-      case ExprOp::kLoad: return load_direction(node, direction);
-      case ExprOp::kCast: return bool_or_integer(node.arg(0), direction);
+      case ExprOp::kLoad:
+        return load_direction(node, direction);
+      case ExprOp::kCast:
+        return bool_or_integer(node.arg(0), direction);
       case ExprOp::kNeg:
         if (!integer(node.arg(0), &a)) return false;
         *direction = -a;
@@ -108,7 +110,8 @@ class Row {
       case ExprOp::kMin:
       case ExprOp::kMax:
         return integer(node.arg(0), &a) && integer(node.arg(1), &b) && agree(a, b, direction);
-      case ExprOp::kSub: return integer(node.arg(0), &a) && integer(node.arg(1), &b) && agree(a, -b, direction);
+      case ExprOp::kSub:
+        return integer(node.arg(0), &a) && integer(node.arg(1), &b) && agree(a, -b, direction);
       case ExprOp::kMul:
         if (!integer(node.arg(0), &a) || !integer(node.arg(1), &b)) return false;
         if (range(node.arg(1)).is_point()) return by_constant(a, range(node.arg(1)).min, direction);
@@ -116,7 +119,8 @@ class Row {
         return false;
       case ExprOp::kFloorDiv:
       case ExprOp::kTruncDiv:
-        if (!integer(node.arg(0), &a) || !range(node.arg(1)).is_point() || range(node.arg(1)).min == 0) return false;
+        if (!integer(node.arg(0), &a) || !range(node.arg(1)).is_point() || range(node.arg(1)).min == 0)
+          return false;
         return by_constant(a, range(node.arg(1)).min, direction);
       case ExprOp::kShiftRight:
         return range(node.arg(1)).is_point() && integer(node.arg(0), direction);
@@ -125,8 +129,10 @@ class Row {
       case ExprOp::kFloor:
       case ExprOp::kCeil:
       case ExprOp::kRound:
-      case ExprOp::kTrunc: return integer(node.arg(0), direction);
-      default: return false;
+      case ExprOp::kTrunc:
+        return integer(node.arg(0), direction);
+      default:
+        return false;
     }
   }
 
@@ -173,12 +179,15 @@ class Row {
       case ExprOp::kLt:
       case ExprOp::kLe:
       case ExprOp::kGt:
-      case ExprOp::kGe: compare(node, f); return;
+      case ExprOp::kGe:
+        compare(node, f);
+        return;
       case ExprOp::kLoad: {
         int direction = 0;
         if (!load_direction(node, &direction)) return;
         f.kind = Form::Kind::kSet;
-        const int64_t change = search([&](int64_t kv) { return (value_at(static_cast<int32_t>(i), kv) != 0) == (direction > 0); });
+        const int64_t change = search(
+            [&](int64_t kv) { return (value_at(static_cast<int32_t>(i), kv) != 0) == (direction > 0); });
         append(f.set, direction > 0 ? change : box_.kv_begin, direction > 0 ? box_.kv_end : change);
         return;
       }
@@ -216,7 +225,8 @@ class Row {
           f.kind = Form::Kind::kSet;
         }
         return;
-      default: return;
+      default:
+        return;
     }
   }
 
@@ -242,21 +252,40 @@ class Row {
     ExprOp op = node.op;
     if (!rises) {
       switch (op) {
-        case ExprOp::kLt: op = ExprOp::kGt; break;
-        case ExprOp::kLe: op = ExprOp::kGe; break;
-        case ExprOp::kGt: op = ExprOp::kLt; break;
-        case ExprOp::kGe: op = ExprOp::kLe; break;
-        default: break;
+        case ExprOp::kLt:
+          op = ExprOp::kGt;
+          break;
+        case ExprOp::kLe:
+          op = ExprOp::kGe;
+          break;
+        case ExprOp::kGt:
+          op = ExprOp::kLt;
+          break;
+        case ExprOp::kGe:
+          op = ExprOp::kLe;
+          break;
+        default:
+          break;
       }
     }
     const int64_t begin = box_.kv_begin, end = box_.kv_end;
     f.kind = Form::Kind::kSet;
     switch (op) {
-      case ExprOp::kLt: append(f.set, begin, zero); break;
-      case ExprOp::kLe: append(f.set, begin, positive); break;
-      case ExprOp::kGt: append(f.set, positive, end); break;
-      case ExprOp::kGe: append(f.set, zero, end); break;
-      case ExprOp::kEq: append(f.set, zero, positive); break;
+      case ExprOp::kLt:
+        append(f.set, begin, zero);
+        break;
+      case ExprOp::kLe:
+        append(f.set, begin, positive);
+        break;
+      case ExprOp::kGt:
+        append(f.set, positive, end);
+        break;
+      case ExprOp::kGe:
+        append(f.set, zero, end);
+        break;
+      case ExprOp::kEq:
+        append(f.set, zero, positive);
+        break;
       default:
         append(f.set, begin, zero);
         append(f.set, positive, end);
@@ -313,8 +342,8 @@ class Row {
     *result = KeySet();
     size_t i = 0, j = 0;
     while (i < static_cast<size_t>(a.count) || j < static_cast<size_t>(b.count)) {
-      const bool from_a = j == static_cast<size_t>(b.count) ||
-                          (i < static_cast<size_t>(a.count) && a.begin[i] <= b.begin[j]);
+      const bool from_a =
+          j == static_cast<size_t>(b.count) || (i < static_cast<size_t>(a.count) && a.begin[i] <= b.begin[j]);
       const KeySet& set = from_a ? a : b;
       size_t& at = from_a ? i : j;
       if (!append(*result, set.begin[at], set.end[at])) return false;
@@ -332,6 +361,8 @@ class Row {
 
 }  // namespace
 
-bool visible_set(const Context& context, const Box& box, KeySet* result) { return Row(context, box).solve(result); }
+bool visible_set(const Context& context, const Box& box, KeySet* result) {
+  return Row(context, box).solve(result);
+}
 
 }  // namespace flexpte::ranges

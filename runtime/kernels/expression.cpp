@@ -13,15 +13,21 @@ namespace {
 using Impl = TileProgram::Impl;
 
 constexpr int64_t kAlignment = 64;
-constexpr int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+constexpr int64_t aligned(int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 // Steps of an operand with this extent whose values lie as Tile describes.
 LaneOperand packed_operand(const void* data, Extent extent, int64_t row_stride) {
   switch (extent) {
-    case Extent::kUniform: return {data, 0, 0};
-    case Extent::kRows: return {data, 1, 0};
-    case Extent::kCols: return {data, 0, 1};
-    case Extent::kFull: break;
+    case Extent::kUniform:
+      return {data, 0, 0};
+    case Extent::kRows:
+      return {data, 1, 0};
+    case Extent::kCols:
+      return {data, 0, 1};
+    case Extent::kFull:
+      break;
   }
   return {data, row_stride, 1};
 }
@@ -72,18 +78,36 @@ class Run {
     value.extent = step.extent;
     void* out = step.slot == Impl::kNoSlot ? nullptr : slots_[step.slot];
     switch (step.op) {
-      case ExprOp::kConstant: value.operand = {step.literal.data(), 0, 0}; return;
+      case ExprOp::kConstant:
+        value.operand = {step.literal.data(), 0, 0};
+        return;
       case ExprOp::kScore:
         value.operand = {frame_.score + row_begin * frame_.score_stride, frame_.score_stride, 1};
         return;
-      case ExprOp::kInput: input(step, value, out, rows); return;
-      case ExprOp::kBatch: sequence(step, value, out, frame_.batch, 1); return;
-      case ExprOp::kHead: sequence(step, value, out, frame_.head, 1); return;
-      case ExprOp::kScalar: sequence(step, value, out, frame_.scalars[static_cast<size_t>(step.index)], 1); return;
-      case ExprOp::kQIdx: sequence(step, value, out, frame_.q_begin, frame_.rows); return;
-      case ExprOp::kKvIdx: sequence(step, value, out, frame_.kv_begin, frame_.cols); return;
-      case ExprOp::kLoad: load(step, value, out, row_begin, rows, inside); return;
-      default: operation(i, step, value, out, row_begin, rows); return;
+      case ExprOp::kInput:
+        input(step, value, out, rows);
+        return;
+      case ExprOp::kBatch:
+        sequence(step, value, out, frame_.batch, 1);
+        return;
+      case ExprOp::kHead:
+        sequence(step, value, out, frame_.head, 1);
+        return;
+      case ExprOp::kScalar:
+        sequence(step, value, out, frame_.scalars[static_cast<size_t>(step.index)], 1);
+        return;
+      case ExprOp::kQIdx:
+        sequence(step, value, out, frame_.q_begin, frame_.rows);
+        return;
+      case ExprOp::kKvIdx:
+        sequence(step, value, out, frame_.kv_begin, frame_.cols);
+        return;
+      case ExprOp::kLoad:
+        load(step, value, out, row_begin, rows, inside);
+        return;
+      default:
+        operation(i, step, value, out, row_begin, rows);
+        return;
     }
   }
 
@@ -142,7 +166,8 @@ class Run {
     *out_cols = extent == Extent::kUniform ? 1 : extent == Extent::kRows ? rows : frame_.cols;
   }
 
-  void load(const Impl::Step& step, Impl::Value& value, void* out, int64_t row_begin, int64_t rows, bool* inside) {
+  void load(const Impl::Step& step, Impl::Value& value, void* out, int64_t row_begin, int64_t rows,
+            bool* inside) {
     std::array<LaneOperand, kMaxRank> indices;
     std::array<DType, kMaxRank> types{};
     Extent extent = Extent::kUniform;
@@ -158,7 +183,8 @@ class Run {
     }
     value.extent = extent;
     const LaneLoad lane_load{&frame_.captures[static_cast<size_t>(step.index)], indices.data(), types.data(),
-                             step.type, extent == Extent::kFull || extent == Extent::kCols ? step.column_step : 0};
+                             step.type,
+                             extent == Extent::kFull || extent == Extent::kCols ? step.column_step : 0};
     ActiveLanes active = frame_.active;
     if (active.data != nullptr && extent == Extent::kFull) active.data += row_begin * active.stride;
     int64_t tile_rows = 0, tile_cols = 0;
@@ -168,7 +194,8 @@ class Run {
     value.operand = packed_operand(place_of_value(step, out, extent, to), extent, stride_);
   }
 
-  void operation(size_t i, const Impl::Step& step, Impl::Value& value, void* out, int64_t row_begin, int64_t rows) {
+  void operation(size_t i, const Impl::Step& step, Impl::Value& value, void* out, int64_t row_begin,
+                 int64_t rows) {
     std::array<LaneOperand, 3> operands;
     Extent extent = Extent::kUniform;
     for (int32_t a = 0; a < step.num_args; ++a) {
@@ -178,9 +205,11 @@ class Run {
       operands[static_cast<size_t>(a)] = argument(step.args[static_cast<size_t>(a)], row_begin);
     }
     value.extent = extent;
-    const bool direct = i + 1 == program_.steps.size() && frame_.destination != nullptr && extent == Extent::kFull;
+    const bool direct =
+        i + 1 == program_.steps.size() && frame_.destination != nullptr && extent == Extent::kFull;
     const int64_t out_step = direct ? frame_.destination_row_step : stride_;
-    std::byte* to = direct ? static_cast<std::byte*>(frame_.destination) : place(step, out, extent, row_begin);
+    std::byte* to =
+        direct ? static_cast<std::byte*>(frame_.destination) : place(step, out, extent, row_begin);
     int64_t tile_rows = 0, tile_cols = 0;
     shape(extent, rows, &tile_rows, &tile_cols);
     bool one_run = extent == Extent::kFull && tile_rows > 1;
@@ -196,8 +225,8 @@ class Run {
       tile_rows = 1;
     }
     step.kernel(operands.data(), to, out_step, tile_rows, tile_cols);
-    value.operand = packed_operand(direct ? frame_.destination : place_of_value(step, out, extent, to), extent,
-                                   out_step);
+    value.operand =
+        packed_operand(direct ? frame_.destination : place_of_value(step, out, extent, to), extent, out_step);
   }
 
   // Where the rows of this band go: a band's scratch, or their place in the result's whole tile.
@@ -208,7 +237,8 @@ class Run {
   }
 
   // What a reader of the value starts from. Nothing but the caller reads the result.
-  const void* place_of_value(const Impl::Step& step, const void* out, Extent extent, const std::byte* to) const {
+  const void* place_of_value(const Impl::Step& step, const void* out, Extent extent,
+                             const std::byte* to) const {
     const bool whole = program_.slots[static_cast<size_t>(step.slot)].whole_tile;
     return whole && extent == Extent::kFull ? out : to;
   }
@@ -232,9 +262,14 @@ int64_t Impl::slot_bytes(const Slot& slot, int64_t rows, int64_t cols, bool uppe
   const int64_t stride = row_stride(cols);
   int64_t lanes = 1;
   switch (slot.extent) {
-    case Extent::kUniform: break;
-    case Extent::kRows: lanes = rows; break;
-    case Extent::kCols: lanes = cols; break;
+    case Extent::kUniform:
+      break;
+    case Extent::kRows:
+      lanes = rows;
+      break;
+    case Extent::kCols:
+      lanes = cols;
+      break;
     case Extent::kFull:
       lanes = rows * stride;
       if (!slot.whole_tile && !uses_inputs) {
@@ -262,8 +297,9 @@ size_t TileProgram::workspace_bytes(int64_t max_rows, int64_t max_cols) const {
   return impl_->workspace_bytes(max_rows, max_cols);
 }
 
-TileProgram::Tile TileProgram::run(const TileInputs& in, int64_t rows, int64_t cols, std::span<std::byte> workspace,
-                                   const uint8_t* active, int64_t active_stride, bool* out_of_bounds) const {
+TileProgram::Tile TileProgram::run(const TileInputs& in, int64_t rows, int64_t cols,
+                                   std::span<std::byte> workspace, const uint8_t* active,
+                                   int64_t active_stride, bool* out_of_bounds) const {
   std::array<Impl::Input, Impl::kMaxInputs> inputs;
   assert(in.inputs.size() <= inputs.size());
   for (size_t i = 0; i < in.inputs.size(); ++i) {

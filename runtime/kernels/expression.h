@@ -20,15 +20,84 @@ namespace flexpte {
 
 // One to one with payload::ExprOp, in the same order (static-asserted where payloads are bound).
 enum class ExprOp : uint8_t {
-  kConstant = 0, kInput, kScore, kBatch, kHead, kQIdx, kKvIdx, kScalar, kLoad,
-  kCast, kRoundTo,
-  kAdd, kSub, kMul, kDiv, kFloorDiv, kRemainder, kFmod, kTruncDiv, kPow, kNeg, kAbs, kSign, kMin, kMax,
-  kReciprocal, kSquare,
-  kEq, kNe, kLt, kLe, kGt, kGe, kLogicalAnd, kLogicalOr, kLogicalXor, kLogicalNot,
-  kBitAnd, kBitOr, kBitXor, kBitNot, kShiftLeft, kShiftRight, kWhere,
-  kExp, kExp2, kExpm1, kLog, kLog2, kLog10, kLog1p, kSqrt, kRsqrt, kSin, kCos, kTan, kAsin, kAcos, kAtan,
-  kAtan2, kSinh, kCosh, kTanh, kAsinh, kAcosh, kAtanh, kSigmoid, kSilu, kErf, kGeluErf, kGeluTanh, kRelu,
-  kFloor, kCeil, kRound, kTrunc, kIsInf, kIsNan,
+  kConstant = 0,
+  kInput,
+  kScore,
+  kBatch,
+  kHead,
+  kQIdx,
+  kKvIdx,
+  kScalar,
+  kLoad,
+  kCast,
+  kRoundTo,
+  kAdd,
+  kSub,
+  kMul,
+  kDiv,
+  kFloorDiv,
+  kRemainder,
+  kFmod,
+  kTruncDiv,
+  kPow,
+  kNeg,
+  kAbs,
+  kSign,
+  kMin,
+  kMax,
+  kReciprocal,
+  kSquare,
+  kEq,
+  kNe,
+  kLt,
+  kLe,
+  kGt,
+  kGe,
+  kLogicalAnd,
+  kLogicalOr,
+  kLogicalXor,
+  kLogicalNot,
+  kBitAnd,
+  kBitOr,
+  kBitXor,
+  kBitNot,
+  kShiftLeft,
+  kShiftRight,
+  kWhere,
+  kExp,
+  kExp2,
+  kExpm1,
+  kLog,
+  kLog2,
+  kLog10,
+  kLog1p,
+  kSqrt,
+  kRsqrt,
+  kSin,
+  kCos,
+  kTan,
+  kAsin,
+  kAcos,
+  kAtan,
+  kAtan2,
+  kSinh,
+  kCosh,
+  kTanh,
+  kAsinh,
+  kAcosh,
+  kAtanh,
+  kSigmoid,
+  kSilu,
+  kErf,
+  kGeluErf,
+  kGeluTanh,
+  kRelu,
+  kFloor,
+  kCeil,
+  kRound,
+  kTrunc,
+  kIsInf,
+  kIsNan,
 };
 inline constexpr int kNumExprOps = static_cast<int>(ExprOp::kIsNan) + 1;
 
@@ -55,11 +124,11 @@ struct TileInputs {
   int64_t head = 0;
   int64_t q_begin = 0;
   int64_t kv_begin = 0;
-  float* score = nullptr;                 // rows x cols, row stride `score_stride`
+  float* score = nullptr;  // rows x cols, row stride `score_stride`
   int64_t score_stride = 0;
-  std::span<const TensorView> inputs;     // kInput: [cols] or [rows, cols], any strides
-  std::span<const TensorView> captures;   // kLoad
-  std::span<const int64_t> scalars;       // kScalar
+  std::span<const TensorView> inputs;    // kInput: [cols] or [rows, cols], any strides
+  std::span<const TensorView> captures;  // kLoad
+  std::span<const int64_t> scalars;      // kScalar
 };
 
 // An expression made ready to run. Immutable; shared by threads, each with its own workspace.
@@ -110,7 +179,7 @@ class TileProgram {
 // even; integers truncated) to out's dtype. `workspace` holds elementwise_workspace_bytes() bytes.
 size_t elementwise_workspace_bytes(const TileProgram& program, int num_threads);
 Status elementwise(const TileProgram& program, std::span<const TensorView> inputs,
-                   std::span<const int64_t> scalars, std::span<const TensorView> captures, const TensorView& out,
-                   const ThreadPool& pool, std::span<std::byte> workspace);
+                   std::span<const int64_t> scalars, std::span<const TensorView> captures,
+                   const TensorView& out, const ThreadPool& pool, std::span<std::byte> workspace);
 
 }  // namespace flexpte

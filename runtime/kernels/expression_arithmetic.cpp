@@ -92,31 +92,31 @@ struct Atan2 {
   }
 };
 
-#define FLEXPTE_BINARY(name, expression)         \
-  struct name {                                  \
-    template <class T, class>                    \
-    static HWY_INLINE T apply(T a, T b) {        \
-      return static_cast<T>(expression);         \
-    }                                            \
+#define FLEXPTE_BINARY(name, expression)  \
+  struct name {                           \
+    template <class T, class>             \
+    static HWY_INLINE T apply(T a, T b) { \
+      return static_cast<T>(expression);  \
+    }                                     \
   };
 FLEXPTE_BINARY(Add, wrap_add(a, b))
 FLEXPTE_BINARY(Sub, wrap_sub(a, b))
 FLEXPTE_BINARY(Mul, wrap_mul(a, b))
 FLEXPTE_BINARY(Min, a < b ? a : b)
 FLEXPTE_BINARY(Max, a > b ? a : b)
-FLEXPTE_BINARY(BitAnd, a & b)
+FLEXPTE_BINARY(BitAnd, a& b)
 FLEXPTE_BINARY(BitOr, a | b)
 FLEXPTE_BINARY(BitXor, a ^ b)
 FLEXPTE_BINARY(ShiftLeft, shift_left(a, b))
 FLEXPTE_BINARY(ShiftRight, shift_right(a, b))
 #undef FLEXPTE_BINARY
 
-#define FLEXPTE_UNARY(name, expression)          \
-  struct name {                                  \
-    template <class T, class>                    \
-    static HWY_INLINE T apply(T a) {             \
-      return static_cast<T>(expression);         \
-    }                                            \
+#define FLEXPTE_UNARY(name, expression)  \
+  struct name {                          \
+    template <class T, class>            \
+    static HWY_INLINE T apply(T a) {     \
+      return static_cast<T>(expression); \
+    }                                    \
   };
 FLEXPTE_UNARY(Neg, wrap_neg(a))
 FLEXPTE_UNARY(Abs, a < 0 ? wrap_neg(a) : a)
@@ -129,7 +129,8 @@ FLEXPTE_UNARY(Copy, a)
 
 // Division by one positive power of two is a shift or a bit mask, exactly, for floored quotients.
 template <class T, bool kRemainder>
-void floored_by_power_of_two(const LaneOperand* args, void* out, int64_t out_row_step, int64_t rows, int64_t cols) {
+void floored_by_power_of_two(const LaneOperand* args, void* out, int64_t out_row_step, int64_t rows,
+                             int64_t cols) {
   const T divisor = *static_cast<const T*>(args[1].data);
   const bool one_divisor = args[1].col_step == 0 && (rows == 1 || args[1].row_step == 0);
   if (!one_divisor || divisor <= 0 || (divisor & (divisor - 1)) != 0) {
@@ -222,52 +223,88 @@ void where_loop(const LaneOperand* args, void* out, int64_t out_row_step, int64_
 
 LaneKernel float_arithmetic(ExprOp op) {
   switch (op) {
-    case ExprOp::kAdd: return binary_vectors<AddF>;
-    case ExprOp::kSub: return binary_vectors<SubF>;
-    case ExprOp::kMul: return binary_vectors<MulF>;
-    case ExprOp::kDiv: return binary_vectors<DivF>;
-    case ExprOp::kMin: return binary_vectors<MinF>;
-    case ExprOp::kMax: return binary_vectors<MaxF>;
-    case ExprOp::kFloorDiv: return binary_loop<FloorDiv, float, float>;
-    case ExprOp::kRemainder: return binary_loop<Remainder, float, float>;
-    case ExprOp::kFmod: return binary_loop<Fmod, float, float>;
-    case ExprOp::kTruncDiv: return binary_loop<TruncDiv, float, float>;
-    case ExprOp::kPow: return pow_float;
-    case ExprOp::kAtan2: return binary_loop<Atan2, float, float>;
-    default: return nullptr;
+    case ExprOp::kAdd:
+      return binary_vectors<AddF>;
+    case ExprOp::kSub:
+      return binary_vectors<SubF>;
+    case ExprOp::kMul:
+      return binary_vectors<MulF>;
+    case ExprOp::kDiv:
+      return binary_vectors<DivF>;
+    case ExprOp::kMin:
+      return binary_vectors<MinF>;
+    case ExprOp::kMax:
+      return binary_vectors<MaxF>;
+    case ExprOp::kFloorDiv:
+      return binary_loop<FloorDiv, float, float>;
+    case ExprOp::kRemainder:
+      return binary_loop<Remainder, float, float>;
+    case ExprOp::kFmod:
+      return binary_loop<Fmod, float, float>;
+    case ExprOp::kTruncDiv:
+      return binary_loop<TruncDiv, float, float>;
+    case ExprOp::kPow:
+      return pow_float;
+    case ExprOp::kAtan2:
+      return binary_loop<Atan2, float, float>;
+    default:
+      return nullptr;
   }
 }
 
 template <class T>
 LaneKernel int_arithmetic(ExprOp op) {
   switch (op) {
-    case ExprOp::kAdd: return binary_loop<Add, T, T>;
-    case ExprOp::kSub: return binary_loop<Sub, T, T>;
-    case ExprOp::kMul: return binary_loop<Mul, T, T>;
-    case ExprOp::kMin: return binary_loop<Min, T, T>;
-    case ExprOp::kMax: return binary_loop<Max, T, T>;
-    case ExprOp::kFloorDiv: return floored_by_power_of_two<T, false>;
-    case ExprOp::kRemainder: return floored_by_power_of_two<T, true>;
-    case ExprOp::kFmod: return binary_loop<Fmod, T, T>;
-    case ExprOp::kTruncDiv: return binary_loop<TruncDiv, T, T>;
-    case ExprOp::kPow: return binary_loop<Pow, T, T>;
-    case ExprOp::kBitAnd: return binary_loop<BitAnd, T, T>;
-    case ExprOp::kBitOr: return binary_loop<BitOr, T, T>;
-    case ExprOp::kBitXor: return binary_loop<BitXor, T, T>;
-    case ExprOp::kShiftLeft: return binary_loop<ShiftLeft, T, T>;
-    case ExprOp::kShiftRight: return binary_loop<ShiftRight, T, T>;
-    case ExprOp::kNeg: return unary_loop<Neg, T, T>;
-    case ExprOp::kAbs: return unary_loop<Abs, T, T>;
-    case ExprOp::kSign: return unary_loop<Sign, T, T>;
-    case ExprOp::kSquare: return unary_loop<Square, T, T>;
-    case ExprOp::kRelu: return unary_loop<Relu, T, T>;
-    case ExprOp::kBitNot: return unary_loop<BitNot, T, T>;
+    case ExprOp::kAdd:
+      return binary_loop<Add, T, T>;
+    case ExprOp::kSub:
+      return binary_loop<Sub, T, T>;
+    case ExprOp::kMul:
+      return binary_loop<Mul, T, T>;
+    case ExprOp::kMin:
+      return binary_loop<Min, T, T>;
+    case ExprOp::kMax:
+      return binary_loop<Max, T, T>;
+    case ExprOp::kFloorDiv:
+      return floored_by_power_of_two<T, false>;
+    case ExprOp::kRemainder:
+      return floored_by_power_of_two<T, true>;
+    case ExprOp::kFmod:
+      return binary_loop<Fmod, T, T>;
+    case ExprOp::kTruncDiv:
+      return binary_loop<TruncDiv, T, T>;
+    case ExprOp::kPow:
+      return binary_loop<Pow, T, T>;
+    case ExprOp::kBitAnd:
+      return binary_loop<BitAnd, T, T>;
+    case ExprOp::kBitOr:
+      return binary_loop<BitOr, T, T>;
+    case ExprOp::kBitXor:
+      return binary_loop<BitXor, T, T>;
+    case ExprOp::kShiftLeft:
+      return binary_loop<ShiftLeft, T, T>;
+    case ExprOp::kShiftRight:
+      return binary_loop<ShiftRight, T, T>;
+    case ExprOp::kNeg:
+      return unary_loop<Neg, T, T>;
+    case ExprOp::kAbs:
+      return unary_loop<Abs, T, T>;
+    case ExprOp::kSign:
+      return unary_loop<Sign, T, T>;
+    case ExprOp::kSquare:
+      return unary_loop<Square, T, T>;
+    case ExprOp::kRelu:
+      return unary_loop<Relu, T, T>;
+    case ExprOp::kBitNot:
+      return unary_loop<BitNot, T, T>;
     // Integers are whole already.
     case ExprOp::kFloor:
     case ExprOp::kCeil:
     case ExprOp::kRound:
-    case ExprOp::kTrunc: return unary_loop<Copy, T, T>;
-    default: return nullptr;
+    case ExprOp::kTrunc:
+      return unary_loop<Copy, T, T>;
+    default:
+      return nullptr;
   }
 }
 
@@ -278,9 +315,12 @@ LaneKernel find_arithmetic(ExprOp op, DType type) {
 
 LaneKernel find_where(DType type) {
   switch (element_size_bytes(type)) {
-    case 1: return where_loop<uint8_t>;
-    case 4: return where_loop<int32_t>;
-    default: return where_loop<int64_t>;
+    case 1:
+      return where_loop<uint8_t>;
+    case 4:
+      return where_loop<int32_t>;
+    default:
+      return where_loop<int64_t>;
   }
 }
 
@@ -295,8 +335,12 @@ namespace flexpte {
 HWY_EXPORT(find_arithmetic);
 HWY_EXPORT(find_where);
 
-LaneKernel find_arithmetic_kernel(ExprOp op, DType type) { return HWY_DYNAMIC_DISPATCH(find_arithmetic)(op, type); }
-LaneKernel find_where_kernel(DType type) { return HWY_DYNAMIC_DISPATCH(find_where)(type); }
+LaneKernel find_arithmetic_kernel(ExprOp op, DType type) {
+  return HWY_DYNAMIC_DISPATCH(find_arithmetic)(op, type);
+}
+LaneKernel find_where_kernel(DType type) {
+  return HWY_DYNAMIC_DISPATCH(find_where)(type);
+}
 
 }  // namespace flexpte
 #endif  // HWY_ONCE

@@ -16,10 +16,14 @@ using Step = Impl::Step;
 Extent leaf_extent(ExprOp op) {
   switch (op) {
     case ExprOp::kScore:
-    case ExprOp::kInput: return Extent::kFull;
-    case ExprOp::kQIdx: return Extent::kRows;
-    case ExprOp::kKvIdx: return Extent::kCols;
-    default: return Extent::kUniform;
+    case ExprOp::kInput:
+      return Extent::kFull;
+    case ExprOp::kQIdx:
+      return Extent::kRows;
+    case ExprOp::kKvIdx:
+      return Extent::kCols;
+    default:
+      return Extent::kUniform;
   }
 }
 
@@ -40,7 +44,9 @@ void set_literal(Step& step, const ExprNode& node) {
       std::memcpy(step.literal.data(), &value, sizeof(value));
       break;
     }
-    case DType::kI64: std::memcpy(step.literal.data(), &node.value_int, sizeof(int64_t)); break;
+    case DType::kI64:
+      std::memcpy(step.literal.data(), &node.value_int, sizeof(int64_t));
+      break;
     default: {
       const float value = static_cast<float>(node.value_float);
       std::memcpy(step.literal.data(), &value, sizeof(value));
@@ -78,7 +84,8 @@ class Compiler {
       add_load(step, node);
     } else if (!node.args.empty()) {
       step.num_args = static_cast<int32_t>(node.args.size());
-      for (size_t i = 0; i < node.args.size(); ++i) step.args[i] = step_of_[static_cast<size_t>(node.args[i])];
+      for (size_t i = 0; i < node.args.size(); ++i)
+        step.args[i] = step_of_[static_cast<size_t>(node.args[i])];
       step.kernel = find_step_kernel(node, expression_.nodes[static_cast<size_t>(node.args.back())].type);
       fold(step);
     } else if (node.op == ExprOp::kConstant) {
@@ -111,13 +118,16 @@ class Compiler {
     if (step.type != DType::kI32 && step.type != DType::kI64) return std::nullopt;
     const auto of = [&](size_t i) { return column_steps_[static_cast<size_t>(step.args[i])]; };
     switch (step.op) {
-      case ExprOp::kCast: return program_->steps[static_cast<size_t>(step.args[0])].type == DType::kF32
-                                     ? std::nullopt
-                                     : of(0);
-      case ExprOp::kNeg: return of(0) ? std::optional(-*of(0)) : std::nullopt;
-      case ExprOp::kAdd: return bounded(of(0), of(1), 1);
-      case ExprOp::kSub: return bounded(of(0), of(1), -1);
-      default: return std::nullopt;
+      case ExprOp::kCast:
+        return program_->steps[static_cast<size_t>(step.args[0])].type == DType::kF32 ? std::nullopt : of(0);
+      case ExprOp::kNeg:
+        return of(0) ? std::optional(-*of(0)) : std::nullopt;
+      case ExprOp::kAdd:
+        return bounded(of(0), of(1), 1);
+      case ExprOp::kSub:
+        return bounded(of(0), of(1), -1);
+      default:
+        return std::nullopt;
     }
   }
 
@@ -168,7 +178,8 @@ class Compiler {
       if (!used[i]) continue;
       renumbered[i] = static_cast<int32_t>(kept.size());
       kept.push_back(steps[i]);
-      for (int32_t& a : kept.back().args) a = a < static_cast<int32_t>(i) ? renumbered[static_cast<size_t>(a)] : 0;
+      for (int32_t& a : kept.back().args)
+        a = a < static_cast<int32_t>(i) ? renumbered[static_cast<size_t>(a)] : 0;
     }
     for (int32_t& a : program_->index_args) a = std::max(renumbered[static_cast<size_t>(a)], 0);
     steps = std::move(kept);
@@ -191,7 +202,8 @@ class Compiler {
     for (size_t i = 0; i < steps.size(); ++i) {
       for_each_arg(steps[i], [&](int32_t a) {
         size_t& use = last_use[static_cast<size_t>(a)];
-        const bool crosses = steps[i].extent == Extent::kFull && steps[static_cast<size_t>(a)].extent != Extent::kFull;
+        const bool crosses =
+            steps[i].extent == Extent::kFull && steps[static_cast<size_t>(a)].extent != Extent::kFull;
         use = crosses ? kForever : std::max(use, i);
       });
     }
@@ -219,8 +231,8 @@ class Compiler {
 
   const Expression& expression_;
   std::shared_ptr<Impl> program_;
-  std::vector<int32_t> step_of_;                        // of each node
-  std::vector<std::optional<int32_t>> column_steps_;    // of each step, before dropping
+  std::vector<int32_t> step_of_;                      // of each node
+  std::vector<std::optional<int32_t>> column_steps_;  // of each step, before dropping
   bool break_runs_ = false;
 };
 
@@ -238,8 +250,14 @@ Result<TileProgram> TileProgram::compile(const Expression& expression, int num_i
   return TileProgram(Compiler(expression).compile());
 }
 
-DType TileProgram::result_type() const { return impl_->steps.back().type; }
-Extent TileProgram::result_extent() const { return impl_->steps.back().extent; }
-bool TileProgram::uses_score() const { return impl_->uses_score; }
+DType TileProgram::result_type() const {
+  return impl_->steps.back().type;
+}
+Extent TileProgram::result_extent() const {
+  return impl_->steps.back().extent;
+}
+bool TileProgram::uses_score() const {
+  return impl_->uses_score;
+}
 
 }  // namespace flexpte

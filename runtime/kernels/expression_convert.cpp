@@ -44,30 +44,43 @@ struct KeepVector {
 template <class In>
 LaneKernel cast_from(DType to) {
   switch (to) {
-    case DType::kBool: return unary_loop<Cast, In, Bool>;
-    case DType::kI32: return unary_loop<Cast, In, int32_t>;
-    case DType::kI64: return unary_loop<Cast, In, int64_t>;
-    default: return unary_loop<Cast, In, float>;
+    case DType::kBool:
+      return unary_loop<Cast, In, Bool>;
+    case DType::kI32:
+      return unary_loop<Cast, In, int32_t>;
+    case DType::kI64:
+      return unary_loop<Cast, In, int64_t>;
+    default:
+      return unary_loop<Cast, In, float>;
   }
 }
 
 LaneKernel find_cast(DType from, DType to) {
   switch (from) {
-    case DType::kBool: return cast_from<Bool>(to);
-    case DType::kI32: return cast_from<int32_t>(to);
-    case DType::kI64: return cast_from<int64_t>(to);
-    default: return cast_from<float>(to);
+    case DType::kBool:
+      return cast_from<Bool>(to);
+    case DType::kI32:
+      return cast_from<int32_t>(to);
+    case DType::kI64:
+      return cast_from<int64_t>(to);
+    default:
+      return cast_from<float>(to);
   }
 }
 
 template <class T>
 LaneKernel round_int(DType round_to) {
   switch (round_to) {
-    case DType::kU8: return unary_loop<RoundThrough<uint8_t>, T, T>;
-    case DType::kI8: return unary_loop<RoundThrough<int8_t>, T, T>;
-    case DType::kI16: return unary_loop<RoundThrough<int16_t>, T, T>;
-    case DType::kI32: return unary_loop<RoundThrough<int32_t>, T, T>;
-    default: return nullptr;
+    case DType::kU8:
+      return unary_loop<RoundThrough<uint8_t>, T, T>;
+    case DType::kI8:
+      return unary_loop<RoundThrough<int8_t>, T, T>;
+    case DType::kI16:
+      return unary_loop<RoundThrough<int16_t>, T, T>;
+    case DType::kI32:
+      return unary_loop<RoundThrough<int32_t>, T, T>;
+    default:
+      return nullptr;
   }
 }
 
@@ -76,10 +89,14 @@ LaneKernel find_round(DType type, DType round_to) {
   if (type == DType::kI64) return round_int<int64_t>(round_to);
   if (type != DType::kF32) return nullptr;
   switch (round_to) {
-    case DType::kF16: return unary_vectors<RoundVector<Float16>>;
-    case DType::kBF16: return unary_vectors<RoundVector<BFloat16>>;
-    case DType::kF32: return unary_vectors<KeepVector>;
-    default: return nullptr;
+    case DType::kF16:
+      return unary_vectors<RoundVector<Float16>>;
+    case DType::kBF16:
+      return unary_vectors<RoundVector<BFloat16>>;
+    case DType::kF32:
+      return unary_vectors<KeepVector>;
+    default:
+      return nullptr;
   }
 }
 
@@ -124,7 +141,9 @@ HWY_EXPORT(find_cast);
 HWY_EXPORT(find_round);
 HWY_EXPORT(find_float_conversion);
 
-LaneKernel find_cast_kernel(DType from, DType to) { return HWY_DYNAMIC_DISPATCH(find_cast)(from, to); }
+LaneKernel find_cast_kernel(DType from, DType to) {
+  return HWY_DYNAMIC_DISPATCH(find_cast)(from, to);
+}
 LaneKernel find_round_kernel(DType type, DType round_to) {
   return HWY_DYNAMIC_DISPATCH(find_round)(type, round_to);
 }
@@ -144,10 +163,14 @@ void convert_strided(const From* source, int64_t stride, To* out, int64_t out_st
 template <class F>
 void with_node_type(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::kBool: return f(Bool());
-    case DType::kI32: return f(int32_t());
-    case DType::kI64: return f(int64_t());
-    default: return f(float());
+    case DType::kBool:
+      return f(Bool());
+    case DType::kI32:
+      return f(int32_t());
+    case DType::kI64:
+      return f(int64_t());
+    default:
+      return f(float());
   }
 }
 
@@ -171,15 +194,15 @@ void convert_lanes(const void* source, DType from, int64_t stride, void* out, DT
   if (is_node_type(to)) {
     with_node_type(to, [&](auto to_tag) {
       with_storage_type(from, [&](auto from_tag) {
-        convert_strided(static_cast<const decltype(from_tag)*>(source), stride, static_cast<decltype(to_tag)*>(out),
-                        out_stride, n);
+        convert_strided(static_cast<const decltype(from_tag)*>(source), stride,
+                        static_cast<decltype(to_tag)*>(out), out_stride, n);
       });
     });
   } else {
     with_node_type(from, [&](auto from_tag) {
       with_storage_type(to, [&](auto to_tag) {
-        convert_strided(static_cast<const decltype(from_tag)*>(source), stride, static_cast<decltype(to_tag)*>(out),
-                        out_stride, n);
+        convert_strided(static_cast<const decltype(from_tag)*>(source), stride,
+                        static_cast<decltype(to_tag)*>(out), out_stride, n);
       });
     });
   }

@@ -17,7 +17,8 @@ struct LaneOperand {
 };
 
 // out[r, c] = op(args...[r, c]), out's columns contiguous. `out` may be exactly an argument.
-using LaneKernel = void (*)(const LaneOperand* args, void* out, int64_t out_row_step, int64_t rows, int64_t cols);
+using LaneKernel = void (*)(const LaneOperand* args, void* out, int64_t out_row_step, int64_t rows,
+                            int64_t cols);
 
 // The fastest loops that this machine has; null when there is none for these types.
 LaneKernel find_arithmetic_kernel(ExprOp op, DType type);  // result has the arguments' type
@@ -46,14 +47,14 @@ struct ActiveLanes {
 // still outside reads as 0 and, at an active lane, clears the result.
 struct LaneLoad {
   const TensorView* capture = nullptr;
-  const LaneOperand* indices = nullptr;   // one per dimension of the capture
-  const DType* index_types = nullptr;     // kI32 or kI64
-  DType type = DType::kF32;               // of `out`
+  const LaneOperand* indices = nullptr;  // one per dimension of the capture
+  const DType* index_types = nullptr;    // kI32 or kI64
+  DType type = DType::kF32;              // of `out`
   // 1 or -1: the last index changes by this from column to column (unless it overflows) and the other
   // indices do not; 0: nothing is known.
   int step = 0;
 };
-bool load_lanes(const LaneLoad& load, void* out, int64_t out_row_step, Extent extent, int64_t rows, int64_t cols,
-                const ActiveLanes& active);
+bool load_lanes(const LaneLoad& load, void* out, int64_t out_row_step, Extent extent, int64_t rows,
+                int64_t cols, const ActiveLanes& active);
 
 }  // namespace flexpte

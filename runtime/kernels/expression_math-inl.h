@@ -39,7 +39,8 @@ HWY_INLINE FloatVec exp_vector(FloatTag d, FloatVec x) {
   static constexpr float kPolynomial[] = {0.499999930507f, 0.166665147913f, 0.04166845679f, 0.008369418847f,
                                           0.001381314439f};
   const auto nan = hn::IsNaN(x);
-  const FloatVec clamped = hn::IfThenZeroElse(nan, hn::Min(hn::Max(x, hn::Set(d, -104.0f)), hn::Set(d, 89.0f)));
+  const FloatVec clamped =
+      hn::IfThenZeroElse(nan, hn::Min(hn::Max(x, hn::Set(d, -104.0f)), hn::Set(d, 89.0f)));
   const FloatVec n = hn::Round(hn::Mul(clamped, hn::Set(d, 1.44269504f)));
   FloatVec r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), clamped);  // log(2) in two parts, the first short
   r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
@@ -48,10 +49,11 @@ HWY_INLINE FloatVec exp_vector(FloatTag d, FloatVec x) {
 }
 
 HWY_INLINE FloatVec exp2_vector(FloatTag d, FloatVec x) {
-  static constexpr float kPolynomial[] = {0.6931472078257f,  0.2402265138591f,  0.05550324418752f,
+  static constexpr float kPolynomial[] = {0.6931472078257f,   0.2402265138591f,   0.05550324418752f,
                                           0.009617998802440f, 0.001340161191368f, 0.0001547776493537f};
   const auto nan = hn::IsNaN(x);
-  const FloatVec clamped = hn::IfThenZeroElse(nan, hn::Min(hn::Max(x, hn::Set(d, -151.0f)), hn::Set(d, 129.0f)));
+  const FloatVec clamped =
+      hn::IfThenZeroElse(nan, hn::Min(hn::Max(x, hn::Set(d, -151.0f)), hn::Set(d, 129.0f)));
   const FloatVec n = hn::Round(clamped);
   const FloatVec r = hn::Sub(clamped, n);
   const FloatVec p = hn::MulAdd(r, polynomial(d, r, kPolynomial), hn::Set(d, 1.0f));
@@ -79,10 +81,12 @@ HWY_INLINE FloatVec sigmoid_vector(FloatTag d, FloatVec x) {
 
 // x + x P(x^2) for |x| <= 1, else 1 - e^Q(|x|).
 HWY_INLINE FloatVec erf_vector(FloatTag d, FloatVec x) {
-  static constexpr float kSmall[] = {0.1283791659138f,   -0.3761262713608f,   0.1128360017758f,  -0.02685444464869f,
-                                     0.005189535449208f, -8.020842258946e-4f, 7.889122802893e-5f};
-  static constexpr float kLarge[] = {-3.415312921540e-4f, -1.127089155106f,     -0.6381448936996f, -0.1031066990952f,
-                                     0.02183803608591f,   -2.947650947274e-3f, 1.863784000964e-4f};
+  static constexpr float kSmall[] = {0.1283791659138f,   -0.3761262713608f,  0.1128360017758f,
+                                     -0.02685444464869f, 0.005189535449208f, -8.020842258946e-4f,
+                                     7.889122802893e-5f};
+  static constexpr float kLarge[] = {-3.415312921540e-4f, -1.127089155106f,  -0.6381448936996f,
+                                     -0.1031066990952f,   0.02183803608591f, -2.947650947274e-3f,
+                                     1.863784000964e-4f};
   const FloatVec one = hn::Set(d, 1.0f);
   const FloatVec square = hn::Mul(x, x);
   const FloatVec small = hn::MulAdd(x, polynomial(d, square, kSmall), x);
@@ -131,8 +135,8 @@ HWY_INLINE FloatVec through_double(FloatTag d, FloatVec x) {
 // e^x - 1 = 2^n (e^r - 1) + (2^n - 1).
 struct Expm1D {
   static HWY_INLINE DoubleVec apply(DoubleTag d, DoubleVec x) {
-    static constexpr double kTaylor[] = {1.0,         1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,
-                                         1.0 / 720,   1.0 / 5040,   1.0 / 40320,   1.0 / 362880,   1.0 / 3628800};
+    static constexpr double kTaylor[] = {1.0,       1.0 / 2,    1.0 / 6,     1.0 / 24,     1.0 / 120,
+                                         1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800};
     const hn::RebindToSigned<DoubleTag> di;
     const auto nan = hn::IsNaN(x);
     const DoubleVec clamped =
@@ -162,7 +166,8 @@ HWY_INLINE DoubleVec log_double(DoubleTag d, DoubleVec x, double unit, double lo
   const auto sqrt_half = hn::Set(du, uint64_t{0x3fe6a09e667f3bcd});
   const auto bits = hn::BitCast(du, y);
   // The exponent of y / sqrt(1/2), biased by 1024 so that it stays positive.
-  const auto biased = hn::ShiftRight<52>(hn::Add(hn::Sub(bits, sqrt_half), hn::Set(du, uint64_t{1024} << 52)));
+  const auto biased =
+      hn::ShiftRight<52>(hn::Add(hn::Sub(bits, sqrt_half), hn::Set(du, uint64_t{1024} << 52)));
   const auto mantissa = hn::Sub(hn::Add(bits, hn::Set(du, uint64_t{1024} << 52)), hn::ShiftLeft<52>(biased));
   const DoubleVec m = hn::BitCast(d, mantissa);
   const DoubleVec magic = hn::Set(d, 0x1.0p52);
@@ -185,10 +190,14 @@ HWY_INLINE DoubleVec log_double(DoubleTag d, DoubleVec x, double unit, double lo
 }
 
 struct LogD {
-  static HWY_INLINE DoubleVec apply(DoubleTag d, DoubleVec x) { return log_double<false>(d, x, 1.0, 0.6931471805599453); }
+  static HWY_INLINE DoubleVec apply(DoubleTag d, DoubleVec x) {
+    return log_double<false>(d, x, 1.0, 0.6931471805599453);
+  }
 };
 struct Log2D {
-  static HWY_INLINE DoubleVec apply(DoubleTag d, DoubleVec x) { return log_double<false>(d, x, 1.4426950408889634, 1.0); }
+  static HWY_INLINE DoubleVec apply(DoubleTag d, DoubleVec x) {
+    return log_double<false>(d, x, 1.4426950408889634, 1.0);
+  }
 };
 struct Log10D {
   static HWY_INLINE DoubleVec apply(DoubleTag d, DoubleVec x) {
@@ -196,7 +205,9 @@ struct Log10D {
   }
 };
 struct Log1pD {
-  static HWY_INLINE DoubleVec apply(DoubleTag d, DoubleVec x) { return log_double<true>(d, x, 1.0, 0.6931471805599453); }
+  static HWY_INLINE DoubleVec apply(DoubleTag d, DoubleVec x) {
+    return log_double<true>(d, x, 1.0, 0.6931471805599453);
+  }
 };
 
 // Up to here n * (the first 33 bits of pi / 2) is exact.
@@ -207,7 +218,7 @@ template <bool kCosine>
 struct SinCosD {
   static HWY_INLINE DoubleVec apply(DoubleTag d, DoubleVec x) {
     static constexpr double kSin[] = {1.0, -1.0 / 6, 1.0 / 120, -1.0 / 5040, 1.0 / 362880, -1.0 / 39916800};
-    static constexpr double kCos[] = {1.0,         -1.0 / 2,       1.0 / 24,         -1.0 / 720,
+    static constexpr double kCos[] = {1.0,         -1.0 / 2,       1.0 / 24,       -1.0 / 720,
                                       1.0 / 40320, -1.0 / 3628800, 1.0 / 479001600};
     const hn::RebindToUnsigned<DoubleTag> du;
     const DoubleVec magic = hn::Set(d, 0x1.8p52);

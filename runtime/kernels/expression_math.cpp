@@ -16,11 +16,9 @@ HWY_BEFORE_NAMESPACE();
 namespace flexpte {
 namespace HWY_NAMESPACE {
 
-#define FLEXPTE_VECTOR(name, expression)                                              \
-  struct name {                                                                       \
-    static HWY_INLINE FloatVec apply([[maybe_unused]] FloatTag d, FloatVec x) {       \
-      return expression;                                                              \
-    }                                                                                 \
+#define FLEXPTE_VECTOR(name, expression)                                                             \
+  struct name {                                                                                      \
+    static HWY_INLINE FloatVec apply([[maybe_unused]] FloatTag d, FloatVec x) { return expression; } \
   };
 FLEXPTE_VECTOR(Neg, hn::Neg(x))
 FLEXPTE_VECTOR(Abs, hn::Abs(x))
@@ -50,12 +48,12 @@ FLEXPTE_VECTOR(GeluErf, gelu_erf_vector(d, x))
 FLEXPTE_VECTOR(GeluTanh, gelu_tanh_vector(d, x))
 #undef FLEXPTE_VECTOR
 
-#define FLEXPTE_LIBRARY(name, function)  \
-  struct name {                          \
-    template <class T, class>            \
-    static HWY_INLINE T apply(T x) {     \
-      return function(x);                \
-    }                                    \
+#define FLEXPTE_LIBRARY(name, function) \
+  struct name {                         \
+    template <class T, class>           \
+    static HWY_INLINE T apply(T x) {    \
+      return function(x);               \
+    }                                   \
   };
 FLEXPTE_LIBRARY(SinLibrary, std::sin)
 FLEXPTE_LIBRARY(CosLibrary, std::cos)
@@ -100,43 +98,80 @@ void sin_cos(const LaneOperand* args, void* out, int64_t out_row_step, int64_t r
 
 LaneKernel find_math(ExprOp op) {
   switch (op) {
-    case ExprOp::kNeg: return unary_vectors<Neg>;
-    case ExprOp::kAbs: return unary_vectors<Abs>;
-    case ExprOp::kSign: return unary_vectors<Sign>;
-    case ExprOp::kReciprocal: return unary_vectors<Reciprocal>;
-    case ExprOp::kSquare: return unary_vectors<Square>;
-    case ExprOp::kRelu: return unary_vectors<Relu>;
-    case ExprOp::kSqrt: return unary_vectors<Sqrt>;
-    case ExprOp::kRsqrt: return unary_vectors<Rsqrt>;
-    case ExprOp::kFloor: return unary_vectors<Floor>;
-    case ExprOp::kCeil: return unary_vectors<Ceil>;
-    case ExprOp::kRound: return unary_vectors<Round>;
-    case ExprOp::kTrunc: return unary_vectors<Trunc>;
-    case ExprOp::kExp: return unary_vectors<Exp>;
-    case ExprOp::kExp2: return unary_vectors<Exp2>;
-    case ExprOp::kExpm1: return unary_vectors<Expm1>;
-    case ExprOp::kLog: return unary_vectors<Log>;
-    case ExprOp::kLog2: return unary_vectors<Log2>;
-    case ExprOp::kLog10: return unary_vectors<Log10>;
-    case ExprOp::kLog1p: return unary_vectors<Log1p>;
-    case ExprOp::kSin: return sin_cos<false>;
-    case ExprOp::kCos: return sin_cos<true>;
-    case ExprOp::kTan: return unary_loop<Tan, float, float>;
-    case ExprOp::kAsin: return unary_loop<Asin, float, float>;
-    case ExprOp::kAcos: return unary_loop<Acos, float, float>;
-    case ExprOp::kAtan: return unary_loop<Atan, float, float>;
-    case ExprOp::kSinh: return unary_loop<Sinh, float, float>;
-    case ExprOp::kCosh: return unary_loop<Cosh, float, float>;
-    case ExprOp::kTanh: return unary_vectors<Tanh>;
-    case ExprOp::kAsinh: return unary_loop<Asinh, float, float>;
-    case ExprOp::kAcosh: return unary_loop<Acosh, float, float>;
-    case ExprOp::kAtanh: return unary_loop<Atanh, float, float>;
-    case ExprOp::kSigmoid: return unary_vectors<Sigmoid>;
-    case ExprOp::kSilu: return unary_vectors<Silu>;
-    case ExprOp::kErf: return unary_vectors<Erf>;
-    case ExprOp::kGeluErf: return unary_vectors<GeluErf>;
-    case ExprOp::kGeluTanh: return unary_vectors<GeluTanh>;
-    default: return nullptr;
+    case ExprOp::kNeg:
+      return unary_vectors<Neg>;
+    case ExprOp::kAbs:
+      return unary_vectors<Abs>;
+    case ExprOp::kSign:
+      return unary_vectors<Sign>;
+    case ExprOp::kReciprocal:
+      return unary_vectors<Reciprocal>;
+    case ExprOp::kSquare:
+      return unary_vectors<Square>;
+    case ExprOp::kRelu:
+      return unary_vectors<Relu>;
+    case ExprOp::kSqrt:
+      return unary_vectors<Sqrt>;
+    case ExprOp::kRsqrt:
+      return unary_vectors<Rsqrt>;
+    case ExprOp::kFloor:
+      return unary_vectors<Floor>;
+    case ExprOp::kCeil:
+      return unary_vectors<Ceil>;
+    case ExprOp::kRound:
+      return unary_vectors<Round>;
+    case ExprOp::kTrunc:
+      return unary_vectors<Trunc>;
+    case ExprOp::kExp:
+      return unary_vectors<Exp>;
+    case ExprOp::kExp2:
+      return unary_vectors<Exp2>;
+    case ExprOp::kExpm1:
+      return unary_vectors<Expm1>;
+    case ExprOp::kLog:
+      return unary_vectors<Log>;
+    case ExprOp::kLog2:
+      return unary_vectors<Log2>;
+    case ExprOp::kLog10:
+      return unary_vectors<Log10>;
+    case ExprOp::kLog1p:
+      return unary_vectors<Log1p>;
+    case ExprOp::kSin:
+      return sin_cos<false>;
+    case ExprOp::kCos:
+      return sin_cos<true>;
+    case ExprOp::kTan:
+      return unary_loop<Tan, float, float>;
+    case ExprOp::kAsin:
+      return unary_loop<Asin, float, float>;
+    case ExprOp::kAcos:
+      return unary_loop<Acos, float, float>;
+    case ExprOp::kAtan:
+      return unary_loop<Atan, float, float>;
+    case ExprOp::kSinh:
+      return unary_loop<Sinh, float, float>;
+    case ExprOp::kCosh:
+      return unary_loop<Cosh, float, float>;
+    case ExprOp::kTanh:
+      return unary_vectors<Tanh>;
+    case ExprOp::kAsinh:
+      return unary_loop<Asinh, float, float>;
+    case ExprOp::kAcosh:
+      return unary_loop<Acosh, float, float>;
+    case ExprOp::kAtanh:
+      return unary_loop<Atanh, float, float>;
+    case ExprOp::kSigmoid:
+      return unary_vectors<Sigmoid>;
+    case ExprOp::kSilu:
+      return unary_vectors<Silu>;
+    case ExprOp::kErf:
+      return unary_vectors<Erf>;
+    case ExprOp::kGeluErf:
+      return unary_vectors<GeluErf>;
+    case ExprOp::kGeluTanh:
+      return unary_vectors<GeluTanh>;
+    default:
+      return nullptr;
   }
 }
 
@@ -150,7 +185,9 @@ namespace flexpte {
 
 HWY_EXPORT(find_math);
 
-LaneKernel find_math_kernel(ExprOp op) { return HWY_DYNAMIC_DISPATCH(find_math)(op); }
+LaneKernel find_math_kernel(ExprOp op) {
+  return HWY_DYNAMIC_DISPATCH(find_math)(op);
+}
 
 }  // namespace flexpte
 #endif  // HWY_ONCE

@@ -40,15 +40,15 @@ struct TileProgram::Impl {
   struct Step {
     ExprOp op = ExprOp::kConstant;
     DType type = DType::kF32;
-    Extent extent = Extent::kUniform;     // at most; inputs that do not vary make it smaller at run time
-    LaneKernel kernel = nullptr;          // null: constants, leaves and loads
-    std::array<int32_t, 3> args{};        // steps
+    Extent extent = Extent::kUniform;  // at most; inputs that do not vary make it smaller at run time
+    LaneKernel kernel = nullptr;       // null: constants, leaves and loads
+    std::array<int32_t, 3> args{};     // steps
     int32_t num_args = 0;
-    int32_t index = 0;                    // kInput, kScalar, kLoad
-    int32_t first_index = 0;              // kLoad: its indices in index_args, as many as capture_rank
+    int32_t index = 0;        // kInput, kScalar, kLoad
+    int32_t first_index = 0;  // kLoad: its indices in index_args, as many as capture_rank
     int32_t capture_rank = 0;
-    int32_t column_step = 0;              // kLoad: see LaneLoad::step
-    int32_t slot = kNoSlot;               // where the value goes; kNoSlot: it is read where it lies
+    int32_t column_step = 0;                        // kLoad: see LaneLoad::step
+    int32_t slot = kNoSlot;                         // where the value goes; kNoSlot: it is read where it lies
     alignas(8) std::array<std::byte, 8> literal{};  // kConstant
   };
 
@@ -62,14 +62,14 @@ struct TileProgram::Impl {
   // Rows are evaluated in bands of about this many lanes, so that values stay in the first cache.
   static constexpr int64_t kBandLanes = 4096;
 
-  std::vector<Step> steps;         // the last is the result
+  std::vector<Step> steps;  // the last is the result
   std::vector<Slot> slots;
-  std::vector<int32_t> index_args; // steps
+  std::vector<int32_t> index_args;  // steps
   int32_t max_capture_rank = 0;
   bool uses_score = false;
   bool uses_inputs = false;
-  bool uses_indices = false;       // batch, head, q_idx or kv_idx
-  bool is_costly = false;          // has functions that cost many cycles a lane
+  bool uses_indices = false;  // batch, head, q_idx or kv_idx
+  bool is_costly = false;     // has functions that cost many cycles a lane
 
   // Columns of a row in memory: whole vectors, so that several rows can be run through as one.
   static constexpr int64_t row_stride(int64_t cols) { return cols <= 16 ? cols : (cols + 15) / 16 * 16; }

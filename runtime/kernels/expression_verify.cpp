@@ -9,35 +9,61 @@ namespace flexpte {
 namespace {
 
 constexpr std::array<std::string_view, kNumExprOps> kNames = {
-    "Constant", "Input",      "Score",     "Batch",     "Head",       "QIdx",      "KvIdx",     "Scalar",
-    "Load",     "Cast",       "RoundTo",   "Add",       "Sub",        "Mul",       "Div",       "FloorDiv",
-    "Remainder", "Fmod",      "TruncDiv",  "Pow",       "Neg",        "Abs",       "Sign",      "Min",
-    "Max",      "Reciprocal", "Square",    "Eq",        "Ne",         "Lt",        "Le",        "Gt",
-    "Ge",       "LogicalAnd", "LogicalOr", "LogicalXor", "LogicalNot", "BitAnd",   "BitOr",     "BitXor",
-    "BitNot",   "ShiftLeft",  "ShiftRight", "Where",    "Exp",        "Exp2",      "Expm1",     "Log",
-    "Log2",     "Log10",      "Log1p",     "Sqrt",      "Rsqrt",      "Sin",       "Cos",       "Tan",
-    "Asin",     "Acos",       "Atan",      "Atan2",     "Sinh",       "Cosh",      "Tanh",      "Asinh",
-    "Acosh",    "Atanh",      "Sigmoid",   "Silu",      "Erf",        "GeluErf",   "GeluTanh",  "Relu",
-    "Floor",    "Ceil",       "Round",     "Trunc",     "IsInf",      "IsNan"};
+    "Constant",  "Input",      "Score",      "Batch",      "Head",       "QIdx",    "KvIdx",    "Scalar",
+    "Load",      "Cast",       "RoundTo",    "Add",        "Sub",        "Mul",     "Div",      "FloorDiv",
+    "Remainder", "Fmod",       "TruncDiv",   "Pow",        "Neg",        "Abs",     "Sign",     "Min",
+    "Max",       "Reciprocal", "Square",     "Eq",         "Ne",         "Lt",      "Le",       "Gt",
+    "Ge",        "LogicalAnd", "LogicalOr",  "LogicalXor", "LogicalNot", "BitAnd",  "BitOr",    "BitXor",
+    "BitNot",    "ShiftLeft",  "ShiftRight", "Where",      "Exp",        "Exp2",    "Expm1",    "Log",
+    "Log2",      "Log10",      "Log1p",      "Sqrt",       "Rsqrt",      "Sin",     "Cos",      "Tan",
+    "Asin",      "Acos",       "Atan",       "Atan2",      "Sinh",       "Cosh",    "Tanh",     "Asinh",
+    "Acosh",     "Atanh",      "Sigmoid",    "Silu",       "Erf",        "GeluErf", "GeluTanh", "Relu",
+    "Floor",     "Ceil",       "Round",      "Trunc",      "IsInf",      "IsNan"};
 
 bool is_node_type(DType type) {
   return type == DType::kBool || type == DType::kI32 || type == DType::kI64 || type == DType::kF32;
 }
 
-bool is_index_type(DType type) { return type == DType::kI32 || type == DType::kI64; }
+bool is_index_type(DType type) {
+  return type == DType::kI32 || type == DType::kI64;
+}
 
 // Number of arguments; -1 for Load, which has one per dimension of the capture.
 int arity(ExprOp op) {
   switch (op) {
-    case ExprOp::kLoad: return -1;
-    case ExprOp::kWhere: return 3;
-    case ExprOp::kAdd: case ExprOp::kSub: case ExprOp::kMul: case ExprOp::kDiv: case ExprOp::kFloorDiv:
-    case ExprOp::kRemainder: case ExprOp::kFmod: case ExprOp::kTruncDiv: case ExprOp::kPow: case ExprOp::kMin:
-    case ExprOp::kMax: case ExprOp::kEq: case ExprOp::kNe: case ExprOp::kLt: case ExprOp::kLe: case ExprOp::kGt:
-    case ExprOp::kGe: case ExprOp::kLogicalAnd: case ExprOp::kLogicalOr: case ExprOp::kLogicalXor:
-    case ExprOp::kBitAnd: case ExprOp::kBitOr: case ExprOp::kBitXor: case ExprOp::kShiftLeft:
-    case ExprOp::kShiftRight: case ExprOp::kAtan2: return 2;
-    default: return op <= ExprOp::kScalar ? 0 : 1;
+    case ExprOp::kLoad:
+      return -1;
+    case ExprOp::kWhere:
+      return 3;
+    case ExprOp::kAdd:
+    case ExprOp::kSub:
+    case ExprOp::kMul:
+    case ExprOp::kDiv:
+    case ExprOp::kFloorDiv:
+    case ExprOp::kRemainder:
+    case ExprOp::kFmod:
+    case ExprOp::kTruncDiv:
+    case ExprOp::kPow:
+    case ExprOp::kMin:
+    case ExprOp::kMax:
+    case ExprOp::kEq:
+    case ExprOp::kNe:
+    case ExprOp::kLt:
+    case ExprOp::kLe:
+    case ExprOp::kGt:
+    case ExprOp::kGe:
+    case ExprOp::kLogicalAnd:
+    case ExprOp::kLogicalOr:
+    case ExprOp::kLogicalXor:
+    case ExprOp::kBitAnd:
+    case ExprOp::kBitOr:
+    case ExprOp::kBitXor:
+    case ExprOp::kShiftLeft:
+    case ExprOp::kShiftRight:
+    case ExprOp::kAtan2:
+      return 2;
+    default:
+      return op <= ExprOp::kScalar ? 0 : 1;
   }
 }
 
@@ -55,22 +81,22 @@ class Verifier {
  private:
   Status fail(const std::string& what) const {
     const ExprOp op = nodes_[number_].op;
-    const std::string name =
-        static_cast<int>(op) < kNumExprOps ? std::string(expr_op_name(op)) : std::to_string(static_cast<int>(op));
+    const std::string name = static_cast<int>(op) < kNumExprOps ? std::string(expr_op_name(op))
+                                                                : std::to_string(static_cast<int>(op));
     return {Code::kInvalidProgram, "expression: node " + std::to_string(number_) + " (" + name + ") " + what};
   }
 
   Status leaf(int32_t index, int count, std::string_view kind) const {
     if (index >= 0 && index < count) return Status::ok();
-    return fail("reads " + std::string(kind) + " " + std::to_string(index) + "; there are " + std::to_string(count));
+    return fail("reads " + std::string(kind) + " " + std::to_string(index) + "; there are " +
+                std::to_string(count));
   }
 
   Status type_is(DType type, bool ok, std::string_view expected) const {
     if (ok) return Status::ok();
-    const std::string name =
-        static_cast<int>(type) >= 0 && static_cast<int>(type) < kNumDTypes
-            ? std::string(dtype_name(type))
-            : std::to_string(static_cast<int>(type));
+    const std::string name = static_cast<int>(type) >= 0 && static_cast<int>(type) < kNumDTypes
+                                 ? std::string(dtype_name(type))
+                                 : std::to_string(static_cast<int>(type));
     return fail("has type " + name + "; expected " + std::string(expected));
   }
 
@@ -89,7 +115,8 @@ class Verifier {
       }
     }
     if (n.args.size() != static_cast<size_t>(expected)) {
-      return fail("has " + std::to_string(n.args.size()) + " arguments; expected " + std::to_string(expected));
+      return fail("has " + std::to_string(n.args.size()) + " arguments; expected " +
+                  std::to_string(expected));
     }
     for (const int32_t a : n.args) {
       if (a < 0 || static_cast<size_t>(a) >= number_) {
@@ -108,7 +135,8 @@ class Verifier {
     if (n.op == ExprOp::kLoad) {
       for (size_t i = 0; i < n.args.size(); ++i) {
         if (!is_index_type(arg(n, i).type)) {
-          return fail("has an index of type " + std::string(dtype_name(arg(n, i).type)) + "; expected int32 or int64");
+          return fail("has an index of type " + std::string(dtype_name(arg(n, i).type)) +
+                      "; expected int32 or int64");
         }
       }
       return Status::ok();
@@ -132,7 +160,8 @@ class Verifier {
     }
     const bool predicate = (n.op >= ExprOp::kEq && n.op <= ExprOp::kLogicalNot) || n.op == ExprOp::kIsInf ||
                            n.op == ExprOp::kIsNan;
-    FLEXPTE_TRY(type_is(n.type, n.type == (predicate ? DType::kBool : type), dtype_name(predicate ? DType::kBool : type)));
+    FLEXPTE_TRY(type_is(n.type, n.type == (predicate ? DType::kBool : type),
+                        dtype_name(predicate ? DType::kBool : type)));
     if (find_step_kernel(n, type) == nullptr) {
       std::string what = "is not defined for " + std::string(dtype_name(type));
       if (n.op == ExprOp::kRoundTo) what += " through type " + std::to_string(static_cast<int>(n.round_to));
@@ -150,7 +179,9 @@ class Verifier {
 
 }  // namespace
 
-std::string_view expr_op_name(ExprOp op) { return kNames[static_cast<size_t>(op)]; }
+std::string_view expr_op_name(ExprOp op) {
+  return kNames[static_cast<size_t>(op)];
+}
 
 Status verify_expression(const Expression& expression, int num_inputs, int num_scalars,
                          std::span<const int> capture_ranks) {

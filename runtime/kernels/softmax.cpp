@@ -11,9 +11,10 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/kernels/softmax.cpp"
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+// After foreach_target.h, which includes this file once per target.
+#include "hwy/contrib/math/math-inl.h"
 #include "runtime/kernels/simd-inl.h"
 
 #ifndef FLEXPTE_SOFTMAX_TYPES

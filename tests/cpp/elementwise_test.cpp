@@ -69,15 +69,16 @@ Tensor layout(DType dtype, const std::vector<int64_t>& sizes, std::mt19937& rand
   for (int64_t i = 0; i < total; ++i) {
     const int64_t v = std::uniform_int_distribution<int64_t>(-20, 20)(random);
     TensorView flat = t.view;
-    reference::write(flat, i, is_floating(dtype) ? reference::Element{true, 0, static_cast<double>(v) * 0.125}
-                                                 : reference::Element{false, v, 0});
+    reference::write(flat, i,
+                     is_floating(dtype) ? reference::Element{true, 0, static_cast<double>(v) * 0.125}
+                                        : reference::Element{false, v, 0});
   }
   return t;
 }
 
 TEST(Elementwise, AnyLayoutsAndTypesAgreeWithTheInterpreter) {
-  constexpr DType dtypes[] = {DType::kBool, DType::kU8, DType::kI8, DType::kI16, DType::kI32,
-                              DType::kI64, DType::kF16, DType::kBF16, DType::kF32, DType::kF64};
+  constexpr DType dtypes[] = {DType::kBool, DType::kU8,  DType::kI8,   DType::kI16, DType::kI32,
+                              DType::kI64,  DType::kF16, DType::kBF16, DType::kF32, DType::kF64};
   const ThreadPool pool(2);
   for (uint32_t seed = 0; seed < 600; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -96,15 +97,26 @@ TEST(Elementwise, AnyLayoutsAndTypesAgreeWithTheInterpreter) {
     }
     const Tensor out = layout(dtypes[pick(10)], sizes, random, false);
     Builder b;
-    const int32_t x = b.add(ExprOp::kInput, DType::kF32, {}, 0), y = b.add(ExprOp::kInput, DType::kF32, {}, 1);
+    const int32_t x = b.add(ExprOp::kInput, DType::kF32, {}, 0),
+                  y = b.add(ExprOp::kInput, DType::kF32, {}, 1);
     const int32_t i = b.add(ExprOp::kInput, DType::kI64, {}, 2);
     const int32_t scaled = b.add(ExprOp::kMul, DType::kF32, {y, b.constant(0.5)});
     switch (seed % 5) {
-      case 0: b.add(ExprOp::kAdd, DType::kF32, {x, y}); break;
-      case 1: b.add(ExprOp::kSub, DType::kF32, {b.add(ExprOp::kMul, DType::kF32, {x, y}), scaled}); break;
-      case 2: b.add(ExprOp::kWhere, DType::kF32, {b.add(ExprOp::kLt, DType::kBool, {x, scaled}), x, y}); break;
-      case 3: b.add(ExprOp::kFloorDiv, DType::kI64, {i, b.constant(DType::kI64, 3)}); break;
-      default: b.add(ExprOp::kInput, DType::kF32, {}, 0); break;
+      case 0:
+        b.add(ExprOp::kAdd, DType::kF32, {x, y});
+        break;
+      case 1:
+        b.add(ExprOp::kSub, DType::kF32, {b.add(ExprOp::kMul, DType::kF32, {x, y}), scaled});
+        break;
+      case 2:
+        b.add(ExprOp::kWhere, DType::kF32, {b.add(ExprOp::kLt, DType::kBool, {x, scaled}), x, y});
+        break;
+      case 3:
+        b.add(ExprOp::kFloorDiv, DType::kI64, {i, b.constant(DType::kI64, 3)});
+        break;
+      default:
+        b.add(ExprOp::kInput, DType::kF32, {}, 0);
+        break;
     }
     const Status status = run(b.expression, views, out.view, pool);
     ASSERT_TRUE(status.is_ok()) << status.message();
@@ -117,10 +129,13 @@ TEST(Elementwise, AnyLayoutsAndTypesAgreeWithTheInterpreter) {
         env.inputs.push_back(reference::as_type(reference::read(views[k], offset_of(views[k], n)), types[k]));
       }
       const Value v = reference::evaluate(b.expression, env);
-      reference::write(expected.view, 0, type == DType::kF32 ? reference::Element{true, 0, v.f} : reference::Element{false, v.i, 0});
-      const auto want = reference::read(expected.view, 0), got = reference::read(out.view, offset_of(out.view, n));
-      ASSERT_TRUE(want.i == got.i && want.f == got.f)
-          << "element " << n << ": got " << got.i << " / " << got.f << ", expected " << want.i << " / " << want.f;
+      reference::write(
+          expected.view, 0,
+          type == DType::kF32 ? reference::Element{true, 0, v.f} : reference::Element{false, v.i, 0});
+      const auto want = reference::read(expected.view, 0),
+                 got = reference::read(out.view, offset_of(out.view, n));
+      ASSERT_TRUE(want.i == got.i && want.f == got.f) << "element " << n << ": got " << got.i << " / "
+                                                      << got.f << ", expected " << want.i << " / " << want.f;
     }
   }
 }
@@ -131,7 +146,8 @@ TEST(Elementwise, OutMayBeAnInput) {
     const DType type = is_floating(dtype) ? DType::kF32 : dtype;
     for (const int64_t n : {1, 15, 16, 17, 1023, 1025, 70001}) {
       Tensor x(dtype, {n});
-      for (int64_t i = 0; i < n; ++i) reference::write(x.view, i, {is_floating(dtype), i % 60, static_cast<double>(i % 60)});
+      for (int64_t i = 0; i < n; ++i)
+        reference::write(x.view, i, {is_floating(dtype), i % 60, static_cast<double>(i % 60)});
       Builder b;
       const int32_t a = b.add(ExprOp::kInput, type, {}, 0);
       b.add(ExprOp::kAdd, type, {b.add(ExprOp::kMul, type, {a, a}), b.add(ExprOp::kInput, type, {}, 1)});
@@ -159,7 +175,8 @@ TEST(Elementwise, ScalarsAndCapturesAreRead) {
   b.add(ExprOp::kAdd, DType::kF32,
         {loaded, b.add(ExprOp::kCast, DType::kF32, {b.add(ExprOp::kScalar, DType::kI64, {}, 0)})});
   ASSERT_TRUE(run(b.expression, {index.view}, out.view, pool, {100}, {table.view}).is_ok());
-  for (int64_t i = 0; i < 40; ++i) EXPECT_EQ(reference::read(out.view, i).f, 100.0 + static_cast<double>(i % 20));
+  for (int64_t i = 0; i < 40; ++i)
+    EXPECT_EQ(reference::read(out.view, i).f, 100.0 + static_cast<double>(i % 20));
   reference::write(index.view, 7, {false, 20, 0});
   EXPECT_EQ(run(b.expression, {index.view}, out.view, pool, {100}, {table.view}).code(), Code::kOutOfRange);
 }

@@ -53,7 +53,9 @@ struct Function {
 
 class Accuracy : public testing::TestWithParam<Function> {};
 
-double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+double sigmoid(double x) {
+  return 1.0 / (1.0 + std::exp(-x));
+}
 
 TEST_P(Accuracy, IsWithinItsLimit) {
   const Function& f = GetParam();
@@ -121,13 +123,15 @@ TEST(ExpressionMath, GeluIsAccurate) {
 
 TEST(ExpressionMath, SpecialValuesAreThoseOfTheLibrary) {
   const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
-  const std::vector<float> x = {0.0f, -0.0f, inf, -inf, nan, 1e-45f, -1e-45f, 1.0f, -1.0f, 3e38f, -3e38f, 200.0f, -200.0f};
+  const std::vector<float> x = {0.0f, -0.0f, inf,   -inf,   nan,    1e-45f, -1e-45f,
+                                1.0f, -1.0f, 3e38f, -3e38f, 200.0f, -200.0f};
   for (const Function& f : kFunctions) {
     if (f.op == ExprOp::kSilu) continue;  // x * sigmoid(x) differs from x / (1 + e^-x) at -inf by definition
     const std::vector<float> y = apply(f.op, x);
     for (size_t i = 0; i < x.size(); ++i) {
       const double exact = f.exact(x[i]);
-      EXPECT_LE(error_ulp(y[i], exact), 3.0) << f.name << " of " << x[i] << ": " << y[i] << ", expected " << exact;
+      EXPECT_LE(error_ulp(y[i], exact), 3.0)
+          << f.name << " of " << x[i] << ": " << y[i] << ", expected " << exact;
       if (exact == 0.0 && f.op != ExprOp::kSigmoid) {
         EXPECT_EQ(std::signbit(y[i]), std::signbit(exact)) << f.name << " of " << x[i];
       }

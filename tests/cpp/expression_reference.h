@@ -15,7 +15,7 @@
 namespace flexpte::reference {
 
 struct Value {
-  int64_t i = 0;  // Bool, I32, I64
+  int64_t i = 0;   // Bool, I32, I64
   float f = 0.0f;  // F32
 };
 
@@ -87,7 +87,8 @@ inline float half_value(uint16_t bits) {
   const int exponent = (bits >> 10) & 31, fraction = bits & 1023;
   double magnitude = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
   if (exponent == 31) {
-    magnitude = fraction == 0 ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
+    magnitude =
+        fraction == 0 ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
   }
   return static_cast<float>((bits & 0x8000) != 0 ? -magnitude : magnitude);
 }
@@ -138,16 +139,26 @@ inline Element read(const TensorView& view, int64_t offset) {
     return tag;
   };
   switch (view.dtype) {
-    case DType::kBool: return {false, as(uint8_t()) != 0, 0};
-    case DType::kU8: return {false, as(uint8_t()), 0};
-    case DType::kI8: return {false, as(int8_t()), 0};
-    case DType::kI16: return {false, as(int16_t()), 0};
-    case DType::kI32: return {false, as(int32_t()), 0};
-    case DType::kI64: return {false, as(int64_t()), 0};
-    case DType::kF16: return {true, 0, half_value(as(uint16_t()))};
-    case DType::kBF16: return {true, 0, bfloat_value(as(uint16_t()))};
-    case DType::kF32: return {true, 0, as(float())};
-    case DType::kF64: return {true, 0, as(double())};
+    case DType::kBool:
+      return {false, as(uint8_t()) != 0, 0};
+    case DType::kU8:
+      return {false, as(uint8_t()), 0};
+    case DType::kI8:
+      return {false, as(int8_t()), 0};
+    case DType::kI16:
+      return {false, as(int16_t()), 0};
+    case DType::kI32:
+      return {false, as(int32_t()), 0};
+    case DType::kI64:
+      return {false, as(int64_t()), 0};
+    case DType::kF16:
+      return {true, 0, half_value(as(uint16_t()))};
+    case DType::kBF16:
+      return {true, 0, bfloat_value(as(uint16_t()))};
+    case DType::kF32:
+      return {true, 0, as(float())};
+    case DType::kF64:
+      return {true, 0, as(double())};
   }
   return {};
 }
@@ -164,21 +175,40 @@ inline void write(const TensorView& view, int64_t offset, const Element& e) {
     return static_cast<int64_t>(e.f);
   };
   switch (view.dtype) {
-    case DType::kBool: put(static_cast<uint8_t>(e.is_float ? e.f != 0 : e.i != 0)); break;
-    case DType::kU8: put(static_cast<uint8_t>(whole())); break;
-    case DType::kI8: put(static_cast<int8_t>(whole())); break;
-    case DType::kI16: put(static_cast<int16_t>(whole())); break;
+    case DType::kBool:
+      put(static_cast<uint8_t>(e.is_float ? e.f != 0 : e.i != 0));
+      break;
+    case DType::kU8:
+      put(static_cast<uint8_t>(whole()));
+      break;
+    case DType::kI8:
+      put(static_cast<int8_t>(whole()));
+      break;
+    case DType::kI16:
+      put(static_cast<int16_t>(whole()));
+      break;
     case DType::kI32: {
       int64_t w = whole();
-      if (e.is_float) w = std::clamp<int64_t>(w, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max());
+      if (e.is_float)
+        w = std::clamp<int64_t>(w, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max());
       put(static_cast<int32_t>(w));
       break;
     }
-    case DType::kI64: put(whole()); break;
-    case DType::kF16: put(half_bits(e.is_float ? static_cast<float>(f) : static_cast<float>(e.i))); break;
-    case DType::kBF16: put(bfloat_bits(e.is_float ? static_cast<float>(f) : static_cast<float>(e.i))); break;
-    case DType::kF32: put(e.is_float ? static_cast<float>(e.f) : static_cast<float>(e.i)); break;
-    case DType::kF64: put(f); break;
+    case DType::kI64:
+      put(whole());
+      break;
+    case DType::kF16:
+      put(half_bits(e.is_float ? static_cast<float>(f) : static_cast<float>(e.i)));
+      break;
+    case DType::kBF16:
+      put(bfloat_bits(e.is_float ? static_cast<float>(f) : static_cast<float>(e.i)));
+      break;
+    case DType::kF32:
+      put(e.is_float ? static_cast<float>(e.f) : static_cast<float>(e.i));
+      break;
+    case DType::kF64:
+      put(f);
+      break;
   }
 }
 
@@ -217,80 +247,139 @@ inline __int128 integer(ExprOp op, __int128 a, __int128 b, DType type) {
     return q;
   };
   switch (op) {
-    case ExprOp::kAdd: return a + b;
-    case ExprOp::kSub: return a - b;
-    case ExprOp::kMul: return a * b;
-    case ExprOp::kFloorDiv: return b == 0 ? 0 : floor_quotient();
-    case ExprOp::kRemainder: return b == 0 ? 0 : a - floor_quotient() * b;
-    case ExprOp::kTruncDiv: return b == 0 ? 0 : a / b;
-    case ExprOp::kFmod: return b == 0 ? 0 : a - a / b * b;
-    case ExprOp::kMin: return a < b ? a : b;
-    case ExprOp::kMax: return a > b ? a : b;
-    case ExprOp::kBitAnd: return a & b;
-    case ExprOp::kBitOr: return a | b;
-    case ExprOp::kBitXor: return a ^ b;
-    case ExprOp::kShiftLeft: return b < 0 || b >= width ? 0 : a * (static_cast<__int128>(1) << b);
-    case ExprOp::kShiftRight: return a >> (b < 0 || b >= width ? width - 1 : b);
+    case ExprOp::kAdd:
+      return a + b;
+    case ExprOp::kSub:
+      return a - b;
+    case ExprOp::kMul:
+      return a * b;
+    case ExprOp::kFloorDiv:
+      return b == 0 ? 0 : floor_quotient();
+    case ExprOp::kRemainder:
+      return b == 0 ? 0 : a - floor_quotient() * b;
+    case ExprOp::kTruncDiv:
+      return b == 0 ? 0 : a / b;
+    case ExprOp::kFmod:
+      return b == 0 ? 0 : a - a / b * b;
+    case ExprOp::kMin:
+      return a < b ? a : b;
+    case ExprOp::kMax:
+      return a > b ? a : b;
+    case ExprOp::kBitAnd:
+      return a & b;
+    case ExprOp::kBitOr:
+      return a | b;
+    case ExprOp::kBitXor:
+      return a ^ b;
+    case ExprOp::kShiftLeft:
+      return b < 0 || b >= width ? 0 : a * (static_cast<__int128>(1) << b);
+    case ExprOp::kShiftRight:
+      return a >> (b < 0 || b >= width ? width - 1 : b);
     case ExprOp::kPow: {
       if (b < 0) return a == 1 ? 1 : a == -1 ? (b % 2 == 0 ? 1 : -1) : 0;
       __int128 r = 1;
       for (__int128 i = 0; i < b && i < 4096; ++i) r = wrapped(r * a, type);
       return r;
     }
-    case ExprOp::kNeg: return -a;
-    case ExprOp::kAbs: return a < 0 ? -a : a;
-    case ExprOp::kSign: return a > 0 ? 1 : a < 0 ? -1 : 0;
-    case ExprOp::kSquare: return a * a;
-    case ExprOp::kRelu: return a > 0 ? a : 0;
-    case ExprOp::kBitNot: return -a - 1;
-    default: return a;  // Floor, Ceil, Round, Trunc
+    case ExprOp::kNeg:
+      return -a;
+    case ExprOp::kAbs:
+      return a < 0 ? -a : a;
+    case ExprOp::kSign:
+      return a > 0 ? 1 : a < 0 ? -1 : 0;
+    case ExprOp::kSquare:
+      return a * a;
+    case ExprOp::kRelu:
+      return a > 0 ? a : 0;
+    case ExprOp::kBitNot:
+      return -a - 1;
+    default:
+      return a;  // Floor, Ceil, Round, Trunc
   }
 }
 
 inline float real(ExprOp op, float a, float b) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   switch (op) {
-    case ExprOp::kAdd: return a + b;
-    case ExprOp::kSub: return a - b;
-    case ExprOp::kMul: return a * b;
-    case ExprOp::kDiv: return a / b;
-    case ExprOp::kMin: return std::isnan(a) || std::isnan(b) ? nan : std::fmin(a, b);
-    case ExprOp::kMax: return std::isnan(a) || std::isnan(b) ? nan : std::fmax(a, b);
-    case ExprOp::kFmod: return static_cast<float>(std::fmod(static_cast<double>(a), static_cast<double>(b)));
+    case ExprOp::kAdd:
+      return a + b;
+    case ExprOp::kSub:
+      return a - b;
+    case ExprOp::kMul:
+      return a * b;
+    case ExprOp::kDiv:
+      return a / b;
+    case ExprOp::kMin:
+      return std::isnan(a) || std::isnan(b) ? nan : std::fmin(a, b);
+    case ExprOp::kMax:
+      return std::isnan(a) || std::isnan(b) ? nan : std::fmax(a, b);
+    case ExprOp::kFmod:
+      return static_cast<float>(std::fmod(static_cast<double>(a), static_cast<double>(b)));
     case ExprOp::kRemainder: {
       const double r = std::fmod(static_cast<double>(a), static_cast<double>(b));
       return static_cast<float>(r != 0 && (r < 0) != (b < 0) ? r + b : r);
     }
-    case ExprOp::kTruncDiv: return std::trunc(a / b);
-    case ExprOp::kNeg: return -a;
-    case ExprOp::kAbs: return std::fabs(a);
-    case ExprOp::kSign: return a > 0 ? 1.0f : a < 0 ? -1.0f : 0.0f;
-    case ExprOp::kReciprocal: return 1.0f / a;
-    case ExprOp::kSquare: return a * a;
-    case ExprOp::kRelu: return std::isnan(a) ? a : a > 0 ? a : 0.0f;
-    case ExprOp::kSqrt: return std::sqrt(a);
-    case ExprOp::kFloor: return std::floor(a);
-    case ExprOp::kCeil: return std::ceil(a);
-    case ExprOp::kRound: return std::nearbyint(a);
-    default: return std::trunc(a);
+    case ExprOp::kTruncDiv:
+      return std::trunc(a / b);
+    case ExprOp::kNeg:
+      return -a;
+    case ExprOp::kAbs:
+      return std::fabs(a);
+    case ExprOp::kSign:
+      return a > 0 ? 1.0f : a < 0 ? -1.0f : 0.0f;
+    case ExprOp::kReciprocal:
+      return 1.0f / a;
+    case ExprOp::kSquare:
+      return a * a;
+    case ExprOp::kRelu:
+      return std::isnan(a) ? a : a > 0 ? a : 0.0f;
+    case ExprOp::kSqrt:
+      return std::sqrt(a);
+    case ExprOp::kFloor:
+      return std::floor(a);
+    case ExprOp::kCeil:
+      return std::ceil(a);
+    case ExprOp::kRound:
+      return std::nearbyint(a);
+    default:
+      return std::trunc(a);
   }
 }
 
 template <class T>
 int64_t predicate(ExprOp op, T a, T b) {
   switch (op) {
-    case ExprOp::kEq: return a == b;
-    case ExprOp::kNe: return a != b;
-    case ExprOp::kLt: return a < b;
-    case ExprOp::kLe: return a <= b;
-    case ExprOp::kGt: return a > b;
-    case ExprOp::kGe: return a >= b;
-    case ExprOp::kLogicalAnd: case ExprOp::kBitAnd: case ExprOp::kMul: case ExprOp::kMin: return a != 0 && b != 0;
-    case ExprOp::kLogicalOr: case ExprOp::kBitOr: case ExprOp::kAdd: case ExprOp::kMax: return a != 0 || b != 0;
-    case ExprOp::kLogicalXor: case ExprOp::kBitXor: return (a != 0) != (b != 0);
-    case ExprOp::kIsNan: return std::isnan(static_cast<double>(a));
-    case ExprOp::kIsInf: return std::isinf(static_cast<double>(a));
-    default: return a == 0;  // LogicalNot, BitNot
+    case ExprOp::kEq:
+      return a == b;
+    case ExprOp::kNe:
+      return a != b;
+    case ExprOp::kLt:
+      return a < b;
+    case ExprOp::kLe:
+      return a <= b;
+    case ExprOp::kGt:
+      return a > b;
+    case ExprOp::kGe:
+      return a >= b;
+    case ExprOp::kLogicalAnd:
+    case ExprOp::kBitAnd:
+    case ExprOp::kMul:
+    case ExprOp::kMin:
+      return a != 0 && b != 0;
+    case ExprOp::kLogicalOr:
+    case ExprOp::kBitOr:
+    case ExprOp::kAdd:
+    case ExprOp::kMax:
+      return a != 0 || b != 0;
+    case ExprOp::kLogicalXor:
+    case ExprOp::kBitXor:
+      return (a != 0) != (b != 0);
+    case ExprOp::kIsNan:
+      return std::isnan(static_cast<double>(a));
+    case ExprOp::kIsInf:
+      return std::isinf(static_cast<double>(a));
+    default:
+      return a == 0;  // LogicalNot, BitNot
   }
 }
 
@@ -303,14 +392,30 @@ inline Value evaluate(const Expression& expression, const Environment& env, bool
     const auto index = [&](int64_t i) { return as_type({false, i, 0}, n.type); };
     Value v;
     switch (n.op) {
-      case ExprOp::kConstant: v = n.type == DType::kF32 ? as_type({true, 0, n.value_float}, n.type) : index(n.value_int); break;
-      case ExprOp::kInput: v = env.inputs[static_cast<size_t>(n.index)]; break;
-      case ExprOp::kScore: v.f = env.score; break;
-      case ExprOp::kBatch: v = index(env.batch); break;
-      case ExprOp::kHead: v = index(env.head); break;
-      case ExprOp::kQIdx: v = index(env.q); break;
-      case ExprOp::kKvIdx: v = index(env.kv); break;
-      case ExprOp::kScalar: v = index(env.scalars[static_cast<size_t>(n.index)]); break;
+      case ExprOp::kConstant:
+        v = n.type == DType::kF32 ? as_type({true, 0, n.value_float}, n.type) : index(n.value_int);
+        break;
+      case ExprOp::kInput:
+        v = env.inputs[static_cast<size_t>(n.index)];
+        break;
+      case ExprOp::kScore:
+        v.f = env.score;
+        break;
+      case ExprOp::kBatch:
+        v = index(env.batch);
+        break;
+      case ExprOp::kHead:
+        v = index(env.head);
+        break;
+      case ExprOp::kQIdx:
+        v = index(env.q);
+        break;
+      case ExprOp::kKvIdx:
+        v = index(env.kv);
+        break;
+      case ExprOp::kScalar:
+        v = index(env.scalars[static_cast<size_t>(n.index)]);
+        break;
       case ExprOp::kLoad: {
         const TensorView& view = env.captures[static_cast<size_t>(n.index)];
         int64_t offset = 0;
@@ -326,7 +431,8 @@ inline Value evaluate(const Expression& expression, const Environment& env, bool
         break;
       }
       case ExprOp::kCast:
-        v = as_type(arg_type(0) == DType::kF32 ? Element{true, 0, arg(0).f} : Element{false, arg(0).i, 0}, n.type);
+        v = as_type(arg_type(0) == DType::kF32 ? Element{true, 0, arg(0).f} : Element{false, arg(0).i, 0},
+                    n.type);
         break;
       case ExprOp::kRoundTo:
         if (n.round_to == DType::kF16) {
@@ -342,7 +448,9 @@ inline Value evaluate(const Expression& expression, const Environment& env, bool
           v.i = read(view, 0).i;
         }
         break;
-      case ExprOp::kWhere: v = arg(0).i != 0 ? arg(1) : arg(2); break;
+      case ExprOp::kWhere:
+        v = arg(0).i != 0 ? arg(1) : arg(2);
+        break;
       default: {
         const Value a = arg(0), b = n.args.size() > 1 ? arg(1) : Value();
         if (n.type == DType::kBool) {

@@ -18,7 +18,8 @@ using reference::Value;
 
 // 64-byte aligned workspace of exactly the size asked for, filled with noise.
 struct Workspace {
-  explicit Workspace(size_t size) : bytes(new (std::align_val_t{64}) std::byte[std::max<size_t>(size, 1)]), size(size) {
+  explicit Workspace(size_t size)
+      : bytes(new (std::align_val_t{64}) std::byte[std::max<size_t>(size, 1)]), size(size) {
     std::memset(bytes, 0xa5, size);
   }
   ~Workspace() { ::operator delete[](bytes, std::align_val_t{64}); }
@@ -27,7 +28,9 @@ struct Workspace {
   size_t size;
 };
 
-bool same(float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+bool same(float a, float b) {
+  return a == b || (std::isnan(a) && std::isnan(b));
+}
 
 Value lane(const TileProgram::Tile& tile, int64_t r, int64_t c) {
   int64_t at = 0;
@@ -73,8 +76,8 @@ void expect_tile(const Expression& expression, const Environment& base, int64_t 
       const Value expected = reference::evaluate(expression, env, &expect_outside);
       const Value got = lane(tile, r, c);
       if (tile.type == DType::kF32 ? !same(got.f, expected.f) : got.i != expected.i) {
-        FAIL() << "lane (" << r << ", " << c << "): got " << got.i << " / " << got.f << ", expected " << expected.i
-               << " / " << expected.f;
+        FAIL() << "lane (" << r << ", " << c << "): got " << got.i << " / " << got.f << ", expected "
+               << expected.i << " / " << expected.f;
       }
     }
   }
@@ -102,15 +105,20 @@ class Generator {
     if (type == DType::kF32) {
       if (pick(2) == 0) return b.add(ExprOp::kScore, type);
       using Limits = std::numeric_limits<double>;
-      constexpr double values[] = {0.0, -0.0, 1.5, -2.25, 1e30, 3.0e9, Limits::infinity(), Limits::quiet_NaN(), 0.1};
+      constexpr double values[] = {
+          0.0, -0.0, 1.5, -2.25, 1e30, 3.0e9, Limits::infinity(), Limits::quiet_NaN(), 0.1};
       return b.constant(values[pick(9)]);
     }
     if (type == DType::kBool) return b.constant(type, pick(2));
     switch (pick(6)) {
-      case 0: return b.q(type);
-      case 1: return b.kv(type);
-      case 2: return b.add(ExprOp::kHead, type);
-      case 3: return b.add(ExprOp::kScalar, type, {}, static_cast<int32_t>(pick(2)));
+      case 0:
+        return b.q(type);
+      case 1:
+        return b.kv(type);
+      case 2:
+        return b.add(ExprOp::kHead, type);
+      case 3:
+        return b.add(ExprOp::kScalar, type, {}, static_cast<int32_t>(pick(2)));
       default: {
         constexpr int64_t values[] = {0, 1, -1, 2, 7, 16, -3, 31, 64, 2147483647, -2147483647 - 1, 40000};
         return b.constant(type, values[pick(12)]);
@@ -121,10 +129,16 @@ class Generator {
   void operation(int num_captures, const std::vector<TensorView>& captures) {
     constexpr DType types[] = {DType::kBool, DType::kI32, DType::kI64, DType::kF32};
     const DType type = types[pick(4)];
-    const auto op_of = [&](const std::vector<ExprOp>& ops) { return ops[static_cast<size_t>(pick(static_cast<int64_t>(ops.size())))]; };
+    const auto op_of = [&](const std::vector<ExprOp>& ops) {
+      return ops[static_cast<size_t>(pick(static_cast<int64_t>(ops.size())))];
+    };
     switch (pick(8)) {
-      case 0: b.add(ExprOp::kCast, types[pick(4)], {any(type)}); return;
-      case 1: b.add(ExprOp::kWhere, type, {any(DType::kBool), any(type), any(type)}); return;
+      case 0:
+        b.add(ExprOp::kCast, types[pick(4)], {any(type)});
+        return;
+      case 1:
+        b.add(ExprOp::kWhere, type, {any(DType::kBool), any(type), any(type)});
+        return;
       case 2:
         b.add(op_of({ExprOp::kEq, ExprOp::kNe, ExprOp::kLt, ExprOp::kLe, ExprOp::kGt, ExprOp::kGe,
                      ExprOp::kLogicalAnd, ExprOp::kLogicalOr, ExprOp::kLogicalXor}),
@@ -146,7 +160,8 @@ class Generator {
           b.round_to(any(type), narrow[pick(3)]);
         }
         return;
-      default: break;
+      default:
+        break;
     }
     if (type == DType::kBool) {
       if (pick(3) == 0) {
@@ -157,8 +172,9 @@ class Generator {
       }
     } else if (type == DType::kF32) {
       if (pick(2) == 0) {
-        b.add(op_of({ExprOp::kNeg, ExprOp::kAbs, ExprOp::kSign, ExprOp::kReciprocal, ExprOp::kSquare, ExprOp::kRelu,
-                     ExprOp::kSqrt, ExprOp::kFloor, ExprOp::kCeil, ExprOp::kRound, ExprOp::kTrunc}),
+        b.add(op_of({ExprOp::kNeg, ExprOp::kAbs, ExprOp::kSign, ExprOp::kReciprocal, ExprOp::kSquare,
+                     ExprOp::kRelu, ExprOp::kSqrt, ExprOp::kFloor, ExprOp::kCeil, ExprOp::kRound,
+                     ExprOp::kTrunc}),
               type, {any(type)});
       } else {
         b.add(op_of({ExprOp::kAdd, ExprOp::kSub, ExprOp::kMul, ExprOp::kDiv, ExprOp::kMin, ExprOp::kMax,
@@ -170,9 +186,9 @@ class Generator {
                    ExprOp::kRound}),
             type, {any(type)});
     } else {
-      b.add(op_of({ExprOp::kAdd, ExprOp::kSub, ExprOp::kMul, ExprOp::kFloorDiv, ExprOp::kRemainder, ExprOp::kFmod,
-                   ExprOp::kTruncDiv, ExprOp::kMin, ExprOp::kMax, ExprOp::kBitAnd, ExprOp::kBitOr, ExprOp::kBitXor,
-                   ExprOp::kShiftLeft, ExprOp::kShiftRight}),
+      b.add(op_of({ExprOp::kAdd, ExprOp::kSub, ExprOp::kMul, ExprOp::kFloorDiv, ExprOp::kRemainder,
+                   ExprOp::kFmod, ExprOp::kTruncDiv, ExprOp::kMin, ExprOp::kMax, ExprOp::kBitAnd,
+                   ExprOp::kBitOr, ExprOp::kBitXor, ExprOp::kShiftLeft, ExprOp::kShiftRight}),
             type, {any(type), any(type)});
     }
   }
@@ -189,8 +205,9 @@ Tensor random_tensor(DType dtype, std::vector<int64_t> sizes, uint32_t seed) {
   std::uniform_int_distribution<int64_t> value(-5, 60);
   for (int64_t i = 0; i < t.view.num_elements(); ++i) {
     const int64_t v = value(random);
-    reference::write(t.view, i, is_floating(dtype) ? reference::Element{true, 0, static_cast<double>(v) * 0.25}
-                                                   : reference::Element{false, v, 0});
+    reference::write(t.view, i,
+                     is_floating(dtype) ? reference::Element{true, 0, static_cast<double>(v) * 0.25}
+                                        : reference::Element{false, v, 0});
   }
   return t;
 }
@@ -201,8 +218,8 @@ struct TileSize {
 
 TEST(TileProgram, RandomProgramsAgreeWithTheInterpreter) {
   constexpr TileSize sizes[] = {{1, 1}, {1, 17}, {3, 16}, {7, 5}, {64, 33}, {5, 1000}, {130, 64}};
-  constexpr DType dtypes[] = {DType::kBool, DType::kU8, DType::kI8, DType::kI16, DType::kI32,
-                              DType::kI64, DType::kF16, DType::kBF16, DType::kF32, DType::kF64};
+  constexpr DType dtypes[] = {DType::kBool, DType::kU8,  DType::kI8,   DType::kI16, DType::kI32,
+                              DType::kI64,  DType::kF16, DType::kBF16, DType::kF32, DType::kF64};
   for (uint32_t seed = 0; seed < 700; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Generator g(seed);
@@ -262,7 +279,8 @@ TEST(TileProgram, TheScoreItselfIsReturnedInPlace) {
 TEST(TileProgram, Int64IsExactAboveTwoToThe24) {
   Builder b;
   const int32_t big = b.constant(DType::kI64, (int64_t{1} << 53) + 1);
-  b.add(ExprOp::kSub, DType::kI64, {b.add(ExprOp::kAdd, DType::kI64, {big, b.kv(DType::kI64)}), b.q(DType::kI64)});
+  b.add(ExprOp::kSub, DType::kI64,
+        {b.add(ExprOp::kAdd, DType::kI64, {big, b.kv(DType::kI64)}), b.q(DType::kI64)});
   expect_tile(b.expression, {}, 9, 70);
 }
 
@@ -281,11 +299,12 @@ TEST(TileProgram, LoadsAlongRowsEqualGathers) {
     const DType type = is_floating(dtype) ? DType::kF32 : DType::kI64;
     const int32_t all = b.add(ExprOp::kLoad, type,
                               {b.add(ExprOp::kBatch, DType::kI32), b.add(ExprOp::kHead, DType::kI32), b.q(),
-                               b.add(ExprOp::kCast, DType::kI64, {b.kv()})}, 0);
+                               b.add(ExprOp::kCast, DType::kI64, {b.kv()})},
+                              0);
     const int32_t distance = b.add(ExprOp::kSub, DType::kI32, {b.q(), b.kv()});
     const int32_t wrapped = b.add(ExprOp::kLoad, type, {distance}, 1);
-    const int32_t moved = b.add(ExprOp::kLoad, type,
-                                {b.add(ExprOp::kAdd, DType::kI32, {distance, b.constant(DType::kI32, 90)})}, 1);
+    const int32_t moved = b.add(
+        ExprOp::kLoad, type, {b.add(ExprOp::kAdd, DType::kI32, {distance, b.constant(DType::kI32, 90)})}, 1);
     b.add(ExprOp::kAdd, type, {b.add(ExprOp::kAdd, type, {all, wrapped}), moved});
     expect_tile(b.expression, env, 40, 77);
   }
@@ -337,7 +356,10 @@ TEST(TileProgram, MalformedExpressionsAreRefusedWithTheirNode) {
   has(message([](Builder&) {}), "no nodes");
   has(message([](Builder& b) { b.add(ExprOp::kNeg, DType::kI32, {0}); }), "node 0 (Neg) has argument 0");
   has(message([](Builder& b) { b.add(ExprOp::kAdd, DType::kI32, {b.q()}); }), "has 1 arguments; expected 2");
-  has(message([](Builder& b) { b.add(ExprOp::kAdd, DType::kI32, {b.q(), b.q(DType::kI64)}); }), "int32 and int64");
+  has(message([](Builder& b) {
+        b.add(ExprOp::kAdd, DType::kI32, {b.q(), b.q(DType::kI64)});
+      }),
+      "int32 and int64");
   has(message([](Builder& b) { b.add(ExprOp::kExp, DType::kI32, {b.q()}); }), "not defined for int32");
   has(message([](Builder& b) { b.add(ExprOp::kEq, DType::kI32, {b.q(), b.q()}); }), "expected bool");
   has(message([](Builder& b) { b.add(ExprOp::kWhere, DType::kI32, {b.q(), b.q(), b.q()}); }), "condition");
@@ -346,7 +368,8 @@ TEST(TileProgram, MalformedExpressionsAreRefusedWithTheirNode) {
   has(message([](Builder& b) { b.add(ExprOp::kScalar, DType::kF32); }), "int32 or int64");
   has(message([](Builder& b) { b.add(ExprOp::kLoad, DType::kF32, {}, 0); }), "capture 0; there are 0");
   has(message([](Builder& b) { b.add(ExprOp::kLoad, DType::kF32, {b.q()}, 0); }, {2}), "expected 2");
-  has(message([](Builder& b) { b.add(ExprOp::kLoad, DType::kF32, {b.constant(1.0)}, 0); }, {1}), "index of type float32");
+  has(message([](Builder& b) { b.add(ExprOp::kLoad, DType::kF32, {b.constant(1.0)}, 0); }, {1}),
+      "index of type float32");
   has(message([](Builder& b) { b.add(ExprOp::kConstant, DType::kF16); }), "float16");
   has(message([](Builder& b) { b.add(ExprOp::kConstant, static_cast<DType>(77)); }), "type 77");
   has(message([](Builder& b) { b.add(static_cast<ExprOp>(200), DType::kF32); }), "node 0 (200)");

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
 from flexpte.exporter.api import decomposed
 from flexpte.exporter.capture import capture
 from flexpte.exporter.emit import WeightBytes, lowered_module
 from flexpte.exporter.partition import Partition, partition
+
 from tests.exporter.payload_interpreter import Interpreter
 
 
@@ -52,7 +52,7 @@ def check(
         with torch.no_grad():
             expected = module(*arguments)
         expected = expected if isinstance(expected, tuple) else (expected,)
-        by_name = dict(zip(names, [a for a in arguments], strict=True))
+        by_name = dict(zip(names, arguments, strict=True))
         results = runner.run(*(by_name[n.name] for n in parts.regions[0].inputs))
         assert len(results) == len(expected)
         for result, want in zip(results, expected, strict=True):

@@ -10,14 +10,32 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from flexpte.metal_delegate import payload_generated as schema
 
-NUMPY = {"Bool": np.bool_, "U8": np.uint8, "I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64,
-         "F16": np.float16, "BF16": np.uint16, "F32": np.float32, "F64": np.float64}  # fmt: skip
+NUMPY = {
+    "Bool": np.bool_,
+    "U8": np.uint8,
+    "I8": np.int8,
+    "I16": np.int16,
+    "I32": np.int32,
+    "I64": np.int64,
+    "F16": np.float16,
+    "BF16": np.uint16,
+    "F32": np.float32,
+    "F64": np.float64,
+}
 COMPUTED = {"Bool": np.bool_, "I32": np.int32, "I64": np.int64, "F32": np.float32}
-TORCH = {"Bool": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
-         "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}  # fmt: skip
+TORCH = {
+    "Bool": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+}
 
 
 def names(enum: type) -> dict[int, str]:
@@ -92,8 +110,15 @@ class Interpreter:
         if op == "InputValue":
             return int(self.inputs[s.a])
         a, b = v[s.a], v[s.b]
-        result = {"Add": lambda: a + b, "Sub": lambda: a - b, "Mul": lambda: a * b, "FloorDiv": lambda: a // b,
-                  "Mod": lambda: a % b, "Min": lambda: min(a, b), "Max": lambda: max(a, b)}[op]()  # fmt: skip
+        result = {
+            "Add": lambda: a + b,
+            "Sub": lambda: a - b,
+            "Mul": lambda: a * b,
+            "FloorDiv": lambda: a // b,
+            "Mod": lambda: a % b,
+            "Min": lambda: min(a, b),
+            "Max": lambda: max(a, b),
+        }[op]()
         assert result <= s.upperBound, f"{op} {a} {b} exceeds its bound {s.upperBound}"
         return result
 
@@ -132,7 +157,9 @@ class Interpreter:
         flat = self.buffers[v.storage]
         if all(sizes):
             last = offset + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
-            assert 0 <= offset and (last + 1) * dtype.itemsize <= len(flat), f"value {number} leaves its storage"
+            assert offset >= 0 and (last + 1) * dtype.itemsize <= len(flat), (
+                f"value {number} leaves its storage"
+            )
         flat = flat[: len(flat) // dtype.itemsize * dtype.itemsize].view(dtype)
         return np.lib.stride_tricks.as_strided(
             flat[offset:], sizes, [s * dtype.itemsize for s in strides], writeable=flat.flags.writeable
@@ -180,8 +207,15 @@ class Interpreter:
             result = {"ArgMax": np.argmax, "ArgMin": np.argmin}[op](x, axis=-1)
         else:
             wide = x.astype(np.int64) if x.dtype.kind in "iu" and op in ("Sum", "Prod") else x
-            result = {"Sum": np.sum, "Mean": np.mean, "Max": np.max, "Min": np.min, "Prod": np.prod, "Any": np.any,
-                      "All": np.all}[op](wide, axis=-1)  # fmt: skip
+            result = {
+                "Sum": np.sum,
+                "Mean": np.mean,
+                "Max": np.max,
+                "Min": np.min,
+                "Prod": np.prod,
+                "Any": np.any,
+                "All": np.all,
+            }[op](wide, axis=-1)
         self.store(o.out, np.asarray(result))
 
     def IndexCopy(self, o: Any) -> None:
@@ -233,7 +267,9 @@ class Interpreter:
         if o.score >= 0:
             scalars = [self.scalars[s] for s in self.list(o.scoreScalars)]
             leaves["Score"] = scores
-            scores = np.broadcast_to(self.evaluate(o.score, leaves, scalars, self.list(o.scoreCaptures)), shape)
+            scores = np.broadcast_to(
+                self.evaluate(o.score, leaves, scalars, self.list(o.scoreCaptures)), shape
+            )
         weights = torch.from_numpy(np.where(seen, scores, -np.inf).astype(np.float32))
         probabilities = torch.where(torch.from_numpy(seen), weights.softmax(-1).nan_to_num(0.0), 0.0).numpy()
         out = np.zeros((*shape[:3], v.shape[-1]), np.float32)
@@ -274,14 +310,20 @@ class Interpreter:
         if op == "Load":
             array = self.load(captures[n.index])
             wrapped = [np.where(a < 0, a + s, a) for a, s in zip(args, array.shape, strict=True)]
-            return array[tuple(np.clip(w, 0, s - 1) for w, s in zip(wrapped, array.shape, strict=True))].astype(type)
+            return array[
+                tuple(np.clip(w, 0, s - 1) for w, s in zip(wrapped, array.shape, strict=True))
+            ].astype(type)
         if op in leaves:
             return np.asarray(leaves[op]).astype(type)
         if op == "RoundTo":
             dtype = DTYPE[n.roundTo]
             return widen(narrow(args[0], dtype), dtype).astype(type)
         if op == "Cast":
-            return np.trunc(args[0]).astype(type) if np.asarray(args[0]).dtype.kind == "f" else np.asarray(args[0]).astype(type)
+            return (
+                np.trunc(args[0]).astype(type)
+                if np.asarray(args[0]).dtype.kind == "f"
+                else np.asarray(args[0]).astype(type)
+            )
         if op not in BY_TORCH:
             raise NotImplementedError(op)
         tensors = [torch.from_numpy(np.array(a)) for a in args]
@@ -291,22 +333,71 @@ class Interpreter:
 
 
 BY_TORCH = {
-    "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Div": torch.div,
+    "Add": torch.add,
+    "Sub": torch.sub,
+    "Mul": torch.mul,
+    "Div": torch.div,
     "FloorDiv": lambda a, b: torch.div(a, b, rounding_mode="floor"),
     "TruncDiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
-    "Remainder": torch.remainder, "Fmod": torch.fmod, "Pow": torch.pow, "Neg": torch.neg, "Abs": torch.abs,
-    "Sign": torch.sign, "Min": torch.minimum, "Max": torch.maximum, "Reciprocal": torch.reciprocal,
-    "Square": torch.square, "Eq": torch.eq, "Ne": torch.ne, "Lt": torch.lt, "Le": torch.le, "Gt": torch.gt,
-    "Ge": torch.ge, "LogicalAnd": torch.logical_and, "LogicalOr": torch.logical_or, "LogicalXor": torch.logical_xor,
-    "LogicalNot": torch.logical_not, "BitAnd": torch.bitwise_and, "BitOr": torch.bitwise_or,
-    "BitXor": torch.bitwise_xor, "BitNot": torch.bitwise_not, "ShiftLeft": torch.bitwise_left_shift,
-    "ShiftRight": torch.bitwise_right_shift, "Where": torch.where, "Exp": torch.exp, "Exp2": torch.exp2,
-    "Expm1": torch.expm1, "Log": torch.log, "Log2": torch.log2, "Log10": torch.log10, "Log1p": torch.log1p,
-    "Sqrt": torch.sqrt, "Rsqrt": torch.rsqrt, "Sin": torch.sin, "Cos": torch.cos, "Tan": torch.tan,
-    "Asin": torch.asin, "Acos": torch.acos, "Atan": torch.atan, "Atan2": torch.atan2, "Sinh": torch.sinh,
-    "Cosh": torch.cosh, "Tanh": torch.tanh, "Asinh": torch.asinh, "Acosh": torch.acosh, "Atanh": torch.atanh,
-    "Sigmoid": torch.sigmoid, "Silu": torch.nn.functional.silu, "Erf": torch.erf,
-    "GeluErf": torch.nn.functional.gelu, "GeluTanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "Relu": torch.relu, "Floor": torch.floor, "Ceil": torch.ceil, "Round": torch.round, "Trunc": torch.trunc,
-    "IsInf": torch.isinf, "IsNan": torch.isnan,
-}  # fmt: skip
+    "Remainder": torch.remainder,
+    "Fmod": torch.fmod,
+    "Pow": torch.pow,
+    "Neg": torch.neg,
+    "Abs": torch.abs,
+    "Sign": torch.sign,
+    "Min": torch.minimum,
+    "Max": torch.maximum,
+    "Reciprocal": torch.reciprocal,
+    "Square": torch.square,
+    "Eq": torch.eq,
+    "Ne": torch.ne,
+    "Lt": torch.lt,
+    "Le": torch.le,
+    "Gt": torch.gt,
+    "Ge": torch.ge,
+    "LogicalAnd": torch.logical_and,
+    "LogicalOr": torch.logical_or,
+    "LogicalXor": torch.logical_xor,
+    "LogicalNot": torch.logical_not,
+    "BitAnd": torch.bitwise_and,
+    "BitOr": torch.bitwise_or,
+    "BitXor": torch.bitwise_xor,
+    "BitNot": torch.bitwise_not,
+    "ShiftLeft": torch.bitwise_left_shift,
+    "ShiftRight": torch.bitwise_right_shift,
+    "Where": torch.where,
+    "Exp": torch.exp,
+    "Exp2": torch.exp2,
+    "Expm1": torch.expm1,
+    "Log": torch.log,
+    "Log2": torch.log2,
+    "Log10": torch.log10,
+    "Log1p": torch.log1p,
+    "Sqrt": torch.sqrt,
+    "Rsqrt": torch.rsqrt,
+    "Sin": torch.sin,
+    "Cos": torch.cos,
+    "Tan": torch.tan,
+    "Asin": torch.asin,
+    "Acos": torch.acos,
+    "Atan": torch.atan,
+    "Atan2": torch.atan2,
+    "Sinh": torch.sinh,
+    "Cosh": torch.cosh,
+    "Tanh": torch.tanh,
+    "Asinh": torch.asinh,
+    "Acosh": torch.acosh,
+    "Atanh": torch.atanh,
+    "Sigmoid": torch.sigmoid,
+    "Silu": torch.nn.functional.silu,
+    "Erf": torch.erf,
+    "GeluErf": torch.nn.functional.gelu,
+    "GeluTanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "Relu": torch.relu,
+    "Floor": torch.floor,
+    "Ceil": torch.ceil,
+    "Round": torch.round,
+    "Trunc": torch.trunc,
+    "IsInf": torch.isinf,
+    "IsNan": torch.isnan,
+}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sympy
 import torch
-from torch import nn
-from torch.nn import functional as F
-
 from flexpte.exporter import ir, views
 from flexpte.exporter.fuse import composed, mapping
 from flexpte.exporter.ir import Value
+from torch import nn
+from torch.nn import functional as F
+
 from tests.exporter.lowering_helpers import check
 
 N = sympy.Symbol("n", integer=True, positive=True)
@@ -70,7 +70,13 @@ def kinds(parts: object) -> list[str]:
 
 
 def test_swiglu_is_one_expression_between_products() -> None:
-    assert kinds(check(Swiglu(), (torch.randn(2, 3, 8),))) == ["Linear", "Linear", "Elementwise", "Linear", "Elementwise"]
+    assert kinds(check(Swiglu(), (torch.randn(2, 3, 8),))) == [
+        "Linear",
+        "Linear",
+        "Elementwise",
+        "Linear",
+        "Elementwise",
+    ]
 
 
 class RotateHalf(nn.Module):

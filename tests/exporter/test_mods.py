@@ -295,7 +295,7 @@ FAILURES = {
     "number": (lambda s, b, h, q, k: 1.0, "returns 1.0"),
     "mutation": (lambda s, b, h, q, k: TABLE.add_(1)[h, q, k] + s, "in place"),
     "unknown_op": (lambda s, b, h, q, k: torch.special.bessel_j0(s), "bessel_j0"),
-    "too_many": (lambda s, b, h, q, k: s + (torch.ones(3, 20, 20)[h] * k).sum(), "256 elements"),
+    "too_many": (lambda s, b, h, q, k: s + (torch.ones(3, 20, 20)[h] * k).sum(), "at most 256"),
     "complex": (lambda s, b, h, q, k: s + torch.ones(6, dtype=torch.complex64)[k].real, "view_as_real"),
     "nonzero": (lambda s, b, h, q, k: s + torch.nonzero(k).sum(), "size depends on values"),
     "bool_index": (lambda s, b, h, q, k: s + TABLE[0, 0][TABLE[0, 0] > q][0], "size depends on values"),

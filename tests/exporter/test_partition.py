@@ -6,29 +6,45 @@ import dataclasses
 
 import pytest
 import torch
-from torch import nn
-from torch.nn.attention.flex_attention import flex_attention
-
 from flexpte.exporter import ir
 from flexpte.exporter.errors import Unsupported
 from flexpte.models.config import DecoderConfig, LayerConfig, Rotary
 from flexpte.models.decoder import Decoder, example_inputs_and_dynamic_shapes
+from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
+
 from tests.exporter.lowering_helpers import interpreter, partitioned
 
 CAPACITY = 24
 CONFIG = DecoderConfig(
-    model_type="llama", vocab_size=61, hidden_size=32, intermediate_size=48, num_heads=4, num_kv_heads=2, head_dim=8,
-    max_position_embeddings=64, rms_norm_eps=1e-5, activation="silu", attention_scale=8**-0.5,
-    layers=(LayerConfig(Rotary(1e4, 8)), LayerConfig(Rotary(1e4, 8), 5)), tie_word_embeddings=True,
-)  # fmt: skip
+    model_type="llama",
+    vocab_size=61,
+    hidden_size=32,
+    intermediate_size=48,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-5,
+    activation="silu",
+    attention_scale=8**-0.5,
+    layers=(LayerConfig(Rotary(1e4, 8)), LayerConfig(Rotary(1e4, 8), 5)),
+    tie_word_embeddings=True,
+)
 VARIANTS = {
     "llama": CONFIG,
     "qwen3": dataclasses.replace(CONFIG, qk_norm=True, qkv_bias=True),
     "gemma3": dataclasses.replace(
-        CONFIG, activation="gelu_tanh", post_norms=True, qk_norm=True, embedding_scale=5.5, attention_softcap=20.0,
-        logit_softcap=30.0, norm_weight_offset=1.0,
+        CONFIG,
+        activation="gelu_tanh",
+        post_norms=True,
+        qk_norm=True,
+        embedding_scale=5.5,
+        attention_softcap=20.0,
+        logit_softcap=30.0,
+        norm_weight_offset=1.0,
     ),
-}  # fmt: skip
+}
 
 
 def decoder(config: DecoderConfig) -> Decoder:
@@ -56,7 +72,10 @@ def test_a_decoder_is_one_delegate_call_and_equals_eager(name: str) -> None:
     names = [n.name for n in parts.regions[0].inputs]
     start = 0
     for count in (7, 1, 1, 9, 1):
-        arguments = {"tokens": torch.randint(0, 61, (1, count)), "input_pos": torch.arange(start, start + count)}
+        arguments = {
+            "tokens": torch.randint(0, 61, (1, count)),
+            "input_pos": torch.arange(start, start + count),
+        }
         with torch.no_grad():
             expected = model(**arguments)
         (logits,) = runner.run(*(arguments[n] for n in names))
@@ -102,7 +121,7 @@ class Refused(nn.Module):
 
 
 def test_attention_that_cannot_be_delegated_is_an_error() -> None:
-    with pytest.raises(Unsupported, match="flex_attention.*float64"):
+    with pytest.raises(Unsupported, match=r"flex_attention.*float64"):
         partitioned(Refused(), (torch.randn(1, 2, 4, 8),))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-
 from flexpte.exporter.ir import Elementwise, Instruction, Storage, Value
 from flexpte.exporter.plan import ALIGNMENT_BYTES, lifetimes, plan
 from flexpte.exporter.scalars import ExpressionBuilder
@@ -16,7 +15,9 @@ def program(seed: int, count: int) -> tuple[list[Value], list[Storage], list[Ins
     generator = random.Random(seed)
     e = ExpressionBuilder()
     expression = e.build(e.input(0, "F32"))
-    storages = [Storage("Arena", 0, generator.choice([0, 1, 63, 64, 65, 4096, 100_000])) for _ in range(count)]
+    storages = [
+        Storage("Arena", 0, generator.choice([0, 1, 63, 64, 65, 4096, 100_000])) for _ in range(count)
+    ]
     values = [Value(i, "F32", (1,), (1,)) for i in range(count)]
     instructions = []
     for i in range(count):
@@ -37,7 +38,10 @@ def test_live_storages_do_not_overlap(seed: int) -> None:
         for b, (begin, end) in spans.items():
             if a < b and first <= end and begin <= last:
                 x, y = planned[a], planned[b]
-                assert x.offset_bytes + x.size_bytes <= y.offset_bytes or y.offset_bytes + y.size_bytes <= x.offset_bytes
+                assert (
+                    x.offset_bytes + x.size_bytes <= y.offset_bytes
+                    or y.offset_bytes + y.size_bytes <= x.offset_bytes
+                )
 
 
 def test_a_chain_needs_two_storages() -> None:
@@ -55,5 +59,7 @@ def test_only_the_arena_is_planned() -> None:
     e = ExpressionBuilder()
     storages = [Storage("Input", 0, 8), Storage("Output", 0, 8)]
     values = [Value(0, "F32", (2,), (1,)), Value(1, "F32", (2,), (1,))]
-    planned, size = plan(values, storages, [Instruction(Elementwise(e.build(e.input(0, "F32")), (0,), 1), "n")])
+    planned, size = plan(
+        values, storages, [Instruction(Elementwise(e.build(e.input(0, "F32")), (0,), 1), "n")]
+    )
     assert (list(planned), size) == (storages, 0)

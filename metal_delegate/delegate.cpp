@@ -1,0 +1,73 @@
+#include "metal_delegate/delegate.h"
+
+#include <utility>
+
+#include "metal_delegate/describe.h"
+#include "metal_delegate/device.h"
+#include "metal_delegate/host_device.h"
+#include "metal_delegate/payload.h"
+
+namespace flexpte {
+namespace {
+
+class LoadedPayload final : public LoadedDelegate {
+ public:
+  LoadedPayload(std::unique_ptr<BoundProgram> program, std::unique_ptr<Executable> executable, std::string device)
+      : program_(std::move(program)), executable_(std::move(executable)), device_(std::move(device)) {
+    for (const State& state : program_->states) {
+      states_.push_back({state.name, "contiguous", state.dtype, state.shape, state.size_bytes});
+    }
+  }
+
+  Result<std::unique_ptr<DelegateInstance>> instantiate(StateStore& states) const override {
+    return executable_->instantiate(states);
+  }
+  size_t num_inputs() const override { return program_->inputs.size(); }
+  size_t num_outputs() const override { return program_->outputs.size(); }
+  std::span<const StateInfo> states() const override { return states_; }
+  std::string describe() const override { return describe_program(*program_, device_); }
+
+ private:
+  std::unique_ptr<const BoundProgram> program_;
+  std::unique_ptr<const Executable> executable_;
+  std::string device_;
+  std::vector<StateInfo> states_;
+};
+
+class MetalDelegate final : public Delegate {
+ public:
+  explicit MetalDelegate(DelegateOptions options) : wanted_(std::move(options.device)) {
+    if (options.pool == nullptr) options.pool = std::make_shared<ThreadPool>(ThreadPool::default_num_threads());
+    devices_.push_back(make_host_device(std::move(options.pool)));
+  }
+
+  std::string_view name() const override { return "FlexpteBackend"; }
+
+  Result<std::unique_ptr<LoadedDelegate>> load(std::span<const std::byte> blob,
+                                               const NamedData& data) const override {
+    std::string available;
+    for (const std::unique_ptr<Device>& device : devices_) {
+      if (device->name() != wanted_) {
+        available += (available.empty() ? "" : ", ") + std::string(device->name());
+        continue;
+      }
+      FLEXPTE_ASSIGN(std::unique_ptr<BoundProgram> program, decode_payload(blob, data));
+      FLEXPTE_ASSIGN(std::unique_ptr<Executable> executable, device->prepare(*program));
+      return std::unique_ptr<LoadedDelegate>(
+          std::make_unique<LoadedPayload>(std::move(program), std::move(executable), wanted_));
+    }
+    return Status(Code::kUnsupported, "no device '" + wanted_ + "' in this build; available: " + available);
+  }
+
+ private:
+  std::string wanted_;
+  std::vector<std::unique_ptr<Device>> devices_;
+};
+
+}  // namespace
+
+std::unique_ptr<Delegate> make_metal_delegate(DelegateOptions options) {
+  return std::make_unique<MetalDelegate>(std::move(options));
+}
+
+}  // namespace flexpte
