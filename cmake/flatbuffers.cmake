@@ -12,7 +12,7 @@ function(flexpte_flatbuffers_cpp target)
   endforeach()
   add_custom_command(
     OUTPUT ${headers}
-    COMMAND ${FLATC} --cpp --scoped-enums -o ${out_dir} ${ARGN}
+    COMMAND ${FLATC} --cpp --scoped-enums --gen-object-api -o ${out_dir} ${ARGN}
     DEPENDS ${ARGN}
     COMMENT "flatc ${target}")
   add_custom_target(${target}_generate DEPENDS ${headers})

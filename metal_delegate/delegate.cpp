@@ -12,7 +12,8 @@ namespace {
 
 class LoadedPayload final : public LoadedDelegate {
  public:
-  LoadedPayload(std::unique_ptr<BoundProgram> program, std::unique_ptr<Executable> executable, std::string device)
+  LoadedPayload(std::unique_ptr<BoundProgram> program, std::unique_ptr<Executable> executable,
+                std::string device)
       : program_(std::move(program)), executable_(std::move(executable)), device_(std::move(device)) {
     for (const State& state : program_->states) {
       states_.push_back({state.name, "contiguous", state.dtype, state.shape, state.size_bytes});
@@ -37,7 +38,8 @@ class LoadedPayload final : public LoadedDelegate {
 class MetalDelegate final : public Delegate {
  public:
   explicit MetalDelegate(DelegateOptions options) : wanted_(std::move(options.device)) {
-    if (options.pool == nullptr) options.pool = std::make_shared<ThreadPool>(ThreadPool::default_num_threads());
+    if (options.pool == nullptr)
+      options.pool = std::make_shared<ThreadPool>(ThreadPool::default_num_threads());
     devices_.push_back(make_host_device(std::move(options.pool)));
   }
 

@@ -22,9 +22,13 @@ std::string quoted(std::string_view text) {
   return result + "\"";
 }
 
-std::string field(std::string_view name, const std::string& json) { return quoted(name) + ": " + json; }
+std::string field(std::string_view name, const std::string& json) {
+  return quoted(name) + ": " + json;
+}
 
-const char* boolean(bool value) { return value ? "true" : "false"; }
+const char* boolean(bool value) {
+  return value ? "true" : "false";
+}
 
 std::string decimal(float value) {
   char text[32];
@@ -34,12 +38,15 @@ std::string decimal(float value) {
 
 std::string attention(const BoundProgram& program, const Instruction& instruction) {
   const auto& params = std::get<FlexParams>(instruction.params);
-  const auto shape = [&](size_t which) { return shape_string(program.upper_bound(instruction.operands[which])); };
+  const auto shape = [&](size_t which) {
+    return shape_string(program.upper_bound(instruction.operands[which]));
+  };
   const TensorView query = program.upper_bound(instruction.operands[operand::kQuery]);
-  return std::string("{") + field("name", quoted(instruction.name)) + ", " + field("dtype", quoted(dtype_name(query.dtype))) +
-         ", " + field("query", shape(operand::kQuery)) + ", " + field("key", shape(operand::kKey)) + ", " +
-         field("value", shape(operand::kValue)) + ", " + field("scale", decimal(params.scale)) + ", " +
-         field("score", boolean(params.score >= 0)) + ", " + field("mask", boolean(params.mask >= 0)) + ", " +
+  return std::string("{") + field("name", quoted(instruction.name)) + ", " +
+         field("dtype", quoted(dtype_name(query.dtype))) + ", " + field("query", shape(operand::kQuery)) +
+         ", " + field("key", shape(operand::kKey)) + ", " + field("value", shape(operand::kValue)) + ", " +
+         field("scale", decimal(params.scale)) + ", " + field("score", boolean(params.score >= 0)) + ", " +
+         field("mask", boolean(params.mask >= 0)) + ", " +
          field("block_lists", boolean(instruction.operands[operand::kKvNumBlocks] >= 0)) + ", " +
          field("plan", std::to_string(params.plan)) + "}";
 }
@@ -65,8 +72,9 @@ std::string describe_program(const BoundProgram& program, std::string_view devic
   std::string states;
   for (const State& state : program.states) {
     states += (states.empty() ? "" : ", ");
-    states += std::string("{") + field("name", quoted(state.name)) + ", " + field("dtype", quoted(dtype_name(state.dtype))) +
-              ", " + field("shape", shape_string(state.shape)) + ", " + field("layout", quoted("contiguous")) +
+    states += std::string("{") + field("name", quoted(state.name)) + ", " +
+              field("dtype", quoted(dtype_name(state.dtype))) + ", " +
+              field("shape", shape_string(state.shape)) + ", " + field("layout", quoted("contiguous")) +
               ", " + field("size_bytes", std::to_string(state.size_bytes)) + "}";
   }
   return std::string("{") + field("version", std::to_string(program.version)) + ", " +
@@ -74,7 +82,8 @@ std::string describe_program(const BoundProgram& program, std::string_view devic
          field("instructions", std::string("{") + instructions + "}") + ", " +
          field("constants_bytes", std::to_string(constants_bytes)) + ", " +
          field("arena_bytes", std::to_string(program.arena_size_bytes)) + ", " +
-         field("states", std::string("[") + states + "]") + ", " + field("attentions", std::string("[") + attentions + "]") + "}";
+         field("states", std::string("[") + states + "]") + ", " +
+         field("attentions", std::string("[") + attentions + "]") + "}";
 }
 
 }  // namespace flexpte

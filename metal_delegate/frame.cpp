@@ -8,9 +8,13 @@
 namespace flexpte {
 namespace {
 
-Status bad_argument(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
+Status bad_argument(std::string message) {
+  return {Code::kInvalidArgument, std::move(message)};
+}
 
-std::string input_name(size_t number) { return "input " + std::to_string(number); }
+std::string input_name(size_t number) {
+  return "input " + std::to_string(number);
+}
 
 // Elements of equal width, any strides, any alignment.
 void copy_elements(const TensorView& source, const TensorView& target) {
@@ -81,19 +85,25 @@ Status Frame::bind_memory(StateStore& states) {
     FLEXPTE_ASSIGN(const std::span<std::byte> bytes, states.state(state.name, state.size_bytes, initial));
     state_bytes.push_back(bytes);
   }
-  FLEXPTE_ASSIGN(arena_, ZeroPages::allocate(static_cast<size_t>(program_.arena_size_bytes), "the delegate's arena"));
+  FLEXPTE_ASSIGN(arena_,
+                 ZeroPages::allocate(static_cast<size_t>(program_.arena_size_bytes), "the delegate's arena"));
   for (const Storage& storage : program_.storages) {
     std::byte* data = nullptr;
     const auto index = static_cast<size_t>(storage.index);
     switch (storage.kind) {
       case StorageKind::kInput:
-      case StorageKind::kOutput: break;
+      case StorageKind::kOutput:
+        break;
       case StorageKind::kConstant:
         // Never written: see check_dataflow().
         data = const_cast<std::byte*>(program_.constants[index].bytes.data());
         break;
-      case StorageKind::kState: data = state_bytes[index].data(); break;
-      case StorageKind::kArena: data = arena_.bytes().data() + storage.offset_bytes; break;
+      case StorageKind::kState:
+        data = state_bytes[index].data();
+        break;
+      case StorageKind::kArena:
+        data = arena_.bytes().data() + storage.offset_bytes;
+        break;
     }
     storage_data_.push_back(data);
     storage_bytes_.push_back(storage.size_bytes);
@@ -135,8 +145,9 @@ void Frame::collect_positions() {
       const Value& target = program_.values[static_cast<size_t>(instruction.operands[operand::kTarget])];
       const auto storage = static_cast<size_t>(program_.values[static_cast<size_t>(index)].storage);
       const StorageKind kind = program_.storages[storage].kind;
-      const bool is_known = (is_written[storage] || (kind != StorageKind::kArena && kind != StorageKind::kOutput)) &&
-                            !is_written_later[storage];
+      const bool is_known =
+          (is_written[storage] || (kind != StorageKind::kArena && kind != StorageKind::kOutput)) &&
+          !is_written_later[storage];
       const Sym capacity = target.view.size(std::get<IndexCopyParams>(instruction.params).dim);
       const bool is_new = std::none_of(positions_.begin(), positions_.end(), [&](const Positions& p) {
         return p.index == index && p.capacity == capacity;
@@ -194,8 +205,8 @@ Status Frame::check_inputs(std::span<const DelegateArgument> inputs) const {
     if (!is_tensor) continue;
     const TensorView& expected = program_.values[static_cast<size_t>(program_.inputs[i])].view;
     if (input.tensor.dtype != expected.dtype) {
-      return bad_argument(input_name(i) + " is " + std::string(dtype_name(input.tensor.dtype)) + ", expected " +
-                          std::string(dtype_name(expected.dtype)));
+      return bad_argument(input_name(i) + " is " + std::string(dtype_name(input.tensor.dtype)) +
+                          ", expected " + std::string(dtype_name(expected.dtype)));
     }
     if (input.tensor.rank != expected.rank) {
       return bad_argument(input_name(i) + " has the shape " + shape_string(input.tensor) + ", expected " +
@@ -222,9 +233,10 @@ Status Frame::check_input_sizes(std::span<const DelegateArgument> inputs) const 
     const TensorView& expected = program_.values[static_cast<size_t>(program_.inputs[i])].view;
     for (int32_t d = 0; d < expected.rank; ++d) {
       if (inputs[i].tensor.size(d) == evaluate(expected.size(d))) continue;
-      return bad_argument(input_name(i) + " has the shape " + shape_string(inputs[i].tensor) + ": dimension " +
-                          std::to_string(d) + " is " + std::to_string(inputs[i].tensor.size(d)) +
-                          ", and the other inputs give " + std::to_string(evaluate(expected.size(d))));
+      return bad_argument(input_name(i) + " has the shape " + shape_string(inputs[i].tensor) +
+                          ": dimension " + std::to_string(d) + " is " +
+                          std::to_string(inputs[i].tensor.size(d)) + ", and the other inputs give " +
+                          std::to_string(evaluate(expected.size(d))));
     }
   }
   return Status::ok();
@@ -264,9 +276,9 @@ Status Frame::resolve() {
     const uint64_t extent = extent_bytes(values_[v]);
     const uint64_t end = static_cast<uint64_t>(offsets_bytes_[v]) + extent;
     if (extent > 0 && end > storage_bytes_[storage]) {
-      return {Code::kInvalidProgram, "value " + std::to_string(v) + " with the shape " + shape_string(values_[v]) +
-                                         " reaches byte " + std::to_string(end) + " of storage " +
-                                         std::to_string(storage) + ", which has " +
+      return {Code::kInvalidProgram, "value " + std::to_string(v) + " with the shape " +
+                                         shape_string(values_[v]) + " reaches byte " + std::to_string(end) +
+                                         " of storage " + std::to_string(storage) + ", which has " +
                                          std::to_string(storage_bytes_[storage])};
     }
     if (extent == 0) offsets_bytes_[v] = 0;
@@ -302,7 +314,8 @@ Status Frame::bind_inputs(std::span<const DelegateArgument> inputs) {
     }
     if (input_copies_[i].bytes().empty()) {
       const uint64_t bytes = extent_bytes(program_.upper_bound(program_.inputs[i]));
-      FLEXPTE_ASSIGN(input_copies_[i], ZeroPages::allocate(static_cast<size_t>(bytes), "a copy of " + input_name(i)));
+      FLEXPTE_ASSIGN(input_copies_[i],
+                     ZeroPages::allocate(static_cast<size_t>(bytes), "a copy of " + input_name(i)));
     }
     view.data = input_copies_[i].bytes().data();
     copy_elements(given, view);
@@ -321,7 +334,8 @@ Status Frame::bind_outputs(std::span<DelegateArgument> outputs) {
     const auto needed = static_cast<uint64_t>(view.num_elements() * element_size_bytes(view.dtype));
     if (needed > outputs[i].capacity_bytes || (needed > 0 && given.data == nullptr)) {
       return bad_argument("output " + std::to_string(i) + " has room for " +
-                          std::to_string(outputs[i].capacity_bytes) + " bytes and needs " + std::to_string(needed));
+                          std::to_string(outputs[i].capacity_bytes) + " bytes and needs " +
+                          std::to_string(needed));
     }
     if (!is_aligned(given)) {
       return bad_argument("output " + std::to_string(i) + " is not aligned for " + std::string(dtype));
@@ -357,7 +371,8 @@ void Frame::move_pointers() {
     std::byte* data = storage.kind == StorageKind::kInput ? call_inputs_[index] : call_outputs_[index];
     values_[v].data = data == nullptr ? nullptr : data + offsets_bytes_[v];
   }
-  for (const size_t slot : moving_slots_) slots_[slot].data = values_[static_cast<size_t>(slot_values_[slot])].data;
+  for (const size_t slot : moving_slots_)
+    slots_[slot].data = values_[static_cast<size_t>(slot_values_[slot])].data;
 }
 
 Status Frame::check_positions() const {
@@ -366,12 +381,13 @@ Status Frame::check_positions() const {
     const int64_t capacity = evaluate(positions.capacity);
     for (int64_t i = 0; i < index.size(0); ++i) {
       const int64_t at = i * index.stride(0);
-      const int64_t position = index.dtype == DType::kI32 ? index.as<const int32_t>()[at] : index.as<const int64_t>()[at];
+      const int64_t position =
+          index.dtype == DType::kI32 ? index.as<const int32_t>()[at] : index.as<const int64_t>()[at];
       if (position >= 0 && position < capacity) continue;
-      return {Code::kOutOfRange,
-              "position " + std::to_string(position) +
-                  (position < 0 ? " is before the start" : " is past the capacity " + std::to_string(capacity)) +
-                  " of cache " + positions.cache + (position < 0 ? "" : ": context full")};
+      return {Code::kOutOfRange, "position " + std::to_string(position) +
+                                     (position < 0 ? " is before the start"
+                                                   : " is past the capacity " + std::to_string(capacity)) +
+                                     " of cache " + positions.cache + (position < 0 ? "" : ": context full")};
     }
   }
   return Status::ok();

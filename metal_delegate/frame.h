@@ -67,14 +67,14 @@ class Frame {
   std::vector<uint64_t> storage_bytes_;   // by storage; of inputs and outputs: of this call
   std::vector<int64_t> scalars_;
   std::vector<int64_t> next_scalars_;
-  std::vector<TensorView> values_;        // by value
-  std::vector<int64_t> offsets_bytes_;    // by value
-  std::vector<size_t> first_slot_;        // by instruction
+  std::vector<TensorView> values_;      // by value
+  std::vector<int64_t> offsets_bytes_;  // by value
+  std::vector<size_t> first_slot_;      // by instruction
   std::vector<TensorView> slots_;
   std::vector<int32_t> slot_values_;
-  std::vector<std::byte*> call_inputs_;   // memory of this call, by input and output
+  std::vector<std::byte*> call_inputs_;  // memory of this call, by input and output
   std::vector<std::byte*> call_outputs_;
-  std::vector<size_t> moving_slots_;      // those in inputs and outputs
+  std::vector<size_t> moving_slots_;  // those in inputs and outputs
   std::vector<size_t> moving_values_;
   std::vector<Positions> positions_;
   bool is_resolved_ = false;

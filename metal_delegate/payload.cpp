@@ -22,9 +22,13 @@ constexpr uint32_t kVersion = static_cast<uint32_t>(payload::FormatVersion::Curr
 constexpr size_t kConstantAlignment = 16;
 constexpr int64_t kMaxElements = int64_t{1} << 56;  // so that sums and products of extents cannot overflow
 
-Status malformed(std::string message) { return {Code::kInvalidProgram, std::move(message)}; }
+Status malformed(std::string message) {
+  return {Code::kInvalidProgram, std::move(message)};
+}
 
-std::string numbered(const char* what, size_t number) { return std::string(what) + " " + std::to_string(number); }
+std::string numbered(const char* what, size_t number) {
+  return std::string(what) + " " + std::to_string(number);
+}
 
 template <class T>
 size_t length(const flatbuffers::Vector<T>* vector) {
@@ -126,7 +130,8 @@ class Decoder {
       int64_t elements = 1;
       for (int32_t d = decoded.shape.rank; d-- > 0;) {
         const int64_t size = decoded.shape.size(d);
-        if (size < 0) return malformed(what + " has the size " + std::to_string(size) + ", expected a static one");
+        if (size < 0)
+          return malformed(what + " has the size " + std::to_string(size) + ", expected a static one");
         decoded.shape.strides[static_cast<size_t>(d)] = elements;
         if (__builtin_mul_overflow(elements, size, &elements) || elements > kMaxElements) {
           return malformed(what + " is too large");
@@ -138,8 +143,8 @@ class Decoder {
         FLEXPTE_TRY(in_table(decoded.initial, program_.constants.size(), what, "constant"));
         const size_t have = program_.constants[static_cast<size_t>(decoded.initial)].bytes.size();
         if (have != decoded.size_bytes) {
-          return malformed(what + " has " + std::to_string(decoded.size_bytes) + " bytes and its initial value " +
-                           std::to_string(have));
+          return malformed(what + " has " + std::to_string(decoded.size_bytes) +
+                           " bytes and its initial value " + std::to_string(have));
         }
       }
       program_.states.push_back(std::move(decoded));
@@ -174,12 +179,13 @@ class Decoder {
           break;
         case payload::StorageKind::Arena:
           if (decoded.offset_bytes > program_.arena_size_bytes) {
-            return malformed(what + " begins at byte " + std::to_string(decoded.offset_bytes) + " of an arena of " +
-                             std::to_string(program_.arena_size_bytes));
+            return malformed(what + " begins at byte " + std::to_string(decoded.offset_bytes) +
+                             " of an arena of " + std::to_string(program_.arena_size_bytes));
           }
           room = program_.arena_size_bytes - decoded.offset_bytes;
           break;
-        default: return malformed(what + " has an unknown kind");
+        default:
+          return malformed(what + " has an unknown kind");
       }
       if (has_room && decoded.size_bytes > room) {
         return malformed(what + " has " + std::to_string(decoded.size_bytes) + " bytes where there are " +
@@ -201,7 +207,8 @@ class Decoder {
       const payload::Scalar& scalar = *payload_.scalars()->Get(static_cast<uint32_t>(i));
       const std::string what = numbered("scalar", i);
       switch (scalar.op()) {
-        case payload::ScalarOp::Constant: break;
+        case payload::ScalarOp::Constant:
+          break;
         case payload::ScalarOp::InputSize: {
           FLEXPTE_TRY(in_table(scalar.a(), program_.inputs.size(), what, "input"));
           const int32_t value = program_.inputs[static_cast<size_t>(scalar.a())];
@@ -226,7 +233,8 @@ class Decoder {
           FLEXPTE_TRY(in_table(scalar.a(), i, what, "earlier scalar"));
           FLEXPTE_TRY(in_table(scalar.b(), i, what, "earlier scalar"));
           break;
-        default: return malformed(what + " has an unknown operation");
+        default:
+          return malformed(what + " has an unknown operation");
       }
       program_.scalars.push_back({static_cast<ScalarOp>(scalar.op()), scalar.a(), scalar.b(), scalar.value(),
                                   scalar.upper_bound(), false});
@@ -283,8 +291,8 @@ class Decoder {
         return malformed(what + " is too large");
       }
     }
-    const int64_t offset = is_symbolic(value.offset) ? program_.scalars[scalar_of(value.offset)].upper_bound
-                                                     : value.offset;
+    const int64_t offset =
+        is_symbolic(value.offset) ? program_.scalars[scalar_of(value.offset)].upper_bound : value.offset;
     if (offset > kMaxElements) return malformed(what + " is too large");
     const auto element_bytes = static_cast<uint64_t>(element_size_bytes(bound.dtype));
     if (storage.kind == StorageKind::kArena && storage.offset_bytes % element_bytes != 0) {
@@ -307,7 +315,8 @@ class Decoder {
       if (number == -1) continue;
       const Value& value = program_.values[static_cast<size_t>(number)];
       const Storage& storage = program_.storages[static_cast<size_t>(value.storage)];
-      if (storage.kind != StorageKind::kInput || storage.index != static_cast<int32_t>(i) || value.offset != 0) {
+      if (storage.kind != StorageKind::kInput || storage.index != static_cast<int32_t>(i) ||
+          value.offset != 0) {
         return malformed(numbered("input", i) + " is " + numbered("value", static_cast<size_t>(number)) +
                          ", which does not lie at the start of its storage");
       }
@@ -357,7 +366,8 @@ class Decoder {
                        std::to_string(program_.scalars.size()));
     }
     if (program_.scalars[scalar].upper_bound < 0) {
-      return malformed(what + " has the size " + numbered("scalar", scalar) + ", whose upper bound is negative");
+      return malformed(what + " has the size " + numbered("scalar", scalar) +
+                       ", whose upper bound is negative");
     }
     program_.scalars[scalar].is_extent = true;
     return Status::ok();
@@ -365,7 +375,8 @@ class Decoder {
 
   static Status in_table(int32_t number, size_t count, const std::string& what, const char* table) {
     if (number >= 0 && static_cast<size_t>(number) < count) return Status::ok();
-    return malformed(what + " names " + table + " " + std::to_string(number) + " of " + std::to_string(count));
+    return malformed(what + " names " + table + " " + std::to_string(number) + " of " +
+                     std::to_string(count));
   }
 
   const payload::Payload& payload_;
@@ -375,7 +386,8 @@ class Decoder {
 
 }  // namespace
 
-Result<std::unique_ptr<BoundProgram>> decode_payload(std::span<const std::byte> bytes, const NamedData& data) {
+Result<std::unique_ptr<BoundProgram>> decode_payload(std::span<const std::byte> bytes,
+                                                     const NamedData& data) {
   constexpr size_t kSmallest = 2 * sizeof(uint32_t);
   if (bytes.size() < kSmallest || std::memcmp(bytes.data() + sizeof(uint32_t), payload::PayloadIdentifier(),
                                               flatbuffers::FlatBufferBuilder::kFileIdentifierLength) != 0) {

@@ -26,9 +26,13 @@ static_assert(static_cast<int>(payload::Op::FlexAttention) == static_cast<int>(O
 
 using Numbers = flatbuffers::Vector<int32_t>;
 
-Status malformed(std::string message) { return {Code::kInvalidProgram, std::move(message)}; }
+Status malformed(std::string message) {
+  return {Code::kInvalidProgram, std::move(message)};
+}
 
-size_t length(const Numbers* numbers) { return numbers == nullptr ? 0 : numbers->size(); }
+size_t length(const Numbers* numbers) {
+  return numbers == nullptr ? 0 : numbers->size();
+}
 
 Status decode_expression(const payload::Expression& from, size_t number, Expression& to) {
   const std::string what = "expression " + std::to_string(number);
@@ -52,7 +56,8 @@ Status decode_expression(const payload::Expression& from, size_t number, Express
     for (size_t a = 0; a < length(node.args()); ++a) {
       const int32_t arg = node.args()->Get(static_cast<uint32_t>(a));
       if (arg < 0 || static_cast<size_t>(arg) >= i) {
-        return malformed(where + " has node " + std::to_string(arg) + " as an argument, expected an earlier one");
+        return malformed(where + " has node " + std::to_string(arg) +
+                         " as an argument, expected an earlier one");
       }
       decoded.args.push_back(arg);
     }
@@ -72,18 +77,30 @@ class InstructionDecoder {
 
   Status decode(const payload::Instruction& from) {
     switch (from.op_type()) {
-      case payload::Op::Linear: return linear(*from.op_as_Linear());
-      case payload::Op::Gather: return gather(*from.op_as_Gather());
-      case payload::Op::RmsNorm: return rms_norm(*from.op_as_RmsNorm());
-      case payload::Op::LayerNorm: return layer_norm(*from.op_as_LayerNorm());
-      case payload::Op::Elementwise: return elementwise(*from.op_as_Elementwise());
-      case payload::Op::Reduce: return reduce(*from.op_as_Reduce());
-      case payload::Op::Softmax: return softmax(*from.op_as_Softmax());
-      case payload::Op::MatMul: return matmul(*from.op_as_MatMul());
-      case payload::Op::IndexCopy: return index_copy(*from.op_as_IndexCopy());
-      case payload::Op::Arange: return arange(*from.op_as_Arange());
-      case payload::Op::FlexAttention: return flex_attention(*from.op_as_FlexAttention());
-      case payload::Op::NONE: break;
+      case payload::Op::Linear:
+        return linear(*from.op_as_Linear());
+      case payload::Op::Gather:
+        return gather(*from.op_as_Gather());
+      case payload::Op::RmsNorm:
+        return rms_norm(*from.op_as_RmsNorm());
+      case payload::Op::LayerNorm:
+        return layer_norm(*from.op_as_LayerNorm());
+      case payload::Op::Elementwise:
+        return elementwise(*from.op_as_Elementwise());
+      case payload::Op::Reduce:
+        return reduce(*from.op_as_Reduce());
+      case payload::Op::Softmax:
+        return softmax(*from.op_as_Softmax());
+      case payload::Op::MatMul:
+        return matmul(*from.op_as_MatMul());
+      case payload::Op::IndexCopy:
+        return index_copy(*from.op_as_IndexCopy());
+      case payload::Op::Arange:
+        return arange(*from.op_as_Arange());
+      case payload::Op::FlexAttention:
+        return flex_attention(*from.op_as_FlexAttention());
+      case payload::Op::NONE:
+        break;
     }
     return malformed("has no operation that this version knows");
   }
@@ -103,7 +120,8 @@ class InstructionDecoder {
   }
   Status layer_norm(const payload::LayerNorm& op) {
     to_.params = NormParams{op.eps()};
-    return operands({{op.x(), "x"}, {op.weight(), "weight", true}, {op.bias(), "bias", true}, {op.out(), "out"}});
+    return operands(
+        {{op.x(), "x"}, {op.weight(), "weight", true}, {op.bias(), "bias", true}, {op.out(), "out"}});
   }
   Status elementwise(const payload::Elementwise& op) {
     FLEXPTE_TRY(operands({{op.out(), "out"}}));
@@ -113,10 +131,10 @@ class InstructionDecoder {
     FLEXPTE_TRY(expression(op.expression(), "expression", false));
     ElementwiseParams params;
     params.num_inputs = static_cast<int32_t>(length(op.inputs()));
-    FLEXPTE_ASSIGN(TileProgram program,
-                   TileProgram::compile(program_.expressions[static_cast<size_t>(op.expression())],
-                                        params.num_inputs, static_cast<int>(length(op.scalars())),
-                                        ranks(op.captures())));
+    FLEXPTE_ASSIGN(
+        TileProgram program,
+        TileProgram::compile(program_.expressions[static_cast<size_t>(op.expression())], params.num_inputs,
+                             static_cast<int>(length(op.scalars())), ranks(op.captures())));
     if (program.uses_score()) return malformed("an elementwise expression uses the score of an attention");
     params.program = std::make_shared<const TileProgram>(std::move(program));
     to_.params = std::move(params);
@@ -190,7 +208,8 @@ class InstructionDecoder {
     bool is_optional = false;
   };
   Status operands(std::initializer_list<Operand> list) {
-    for (const Operand& operand : list) FLEXPTE_TRY(add_operand(operand.value, operand.what, operand.is_optional));
+    for (const Operand& operand : list)
+      FLEXPTE_TRY(add_operand(operand.value, operand.what, operand.is_optional));
     return Status::ok();
   }
   Status operand_list(const Numbers* values, const char* what) {
@@ -212,7 +231,8 @@ class InstructionDecoder {
     for (size_t i = 0; i < length(scalars); ++i) {
       const int32_t scalar = scalars->Get(static_cast<uint32_t>(i));
       if (scalar < 0 || static_cast<size_t>(scalar) >= program_.scalars.size()) {
-        return malformed("names scalar " + std::to_string(scalar) + " of " + std::to_string(program_.scalars.size()));
+        return malformed("names scalar " + std::to_string(scalar) + " of " +
+                         std::to_string(program_.scalars.size()));
       }
       to_.scalars.push_back(scalar);
     }
@@ -235,8 +255,9 @@ class InstructionDecoder {
       return {program.status().code(), std::string("its ") + what + ": " + program.status().message()};
     }
     if (program->result_type() != type) {
-      return malformed(std::string("its ") + what + " gives " + std::string(dtype_name(program->result_type())) +
-                       ", expected " + std::string(dtype_name(type)));
+      return malformed(std::string("its ") + what + " gives " +
+                       std::string(dtype_name(program->result_type())) + ", expected " +
+                       std::string(dtype_name(type)));
     }
     return Status::ok();
   }

@@ -5,7 +5,9 @@
 namespace flexpte {
 namespace {
 
-std::string number(int64_t n) { return std::to_string(n); }
+std::string number(int64_t n) {
+  return std::to_string(n);
+}
 
 Status floor_divide(size_t which, int64_t a, int64_t b, bool modulo, int64_t& result) {
   if (b == 0) return {Code::kInvalidArgument, "scalar " + std::to_string(which) + " divides by zero"};
@@ -41,22 +43,42 @@ Status evaluate_scalars(std::span<const Scalar> scalars, std::span<const Delegat
     int64_t result = 0;
     bool overflow = false;
     switch (scalar.op) {
-      case ScalarOp::kConstant: result = scalar.value; break;
-      case ScalarOp::kInputSize: result = inputs[a].tensor.size(scalar.b); break;
-      case ScalarOp::kInputValue: result = inputs[a].integer; break;
-      case ScalarOp::kAdd: overflow = __builtin_add_overflow(values[a], values[b], &result); break;
-      case ScalarOp::kSub: overflow = __builtin_sub_overflow(values[a], values[b], &result); break;
-      case ScalarOp::kMul: overflow = __builtin_mul_overflow(values[a], values[b], &result); break;
-      case ScalarOp::kFloorDiv: FLEXPTE_TRY(floor_divide(i, values[a], values[b], false, result)); break;
-      case ScalarOp::kMod: FLEXPTE_TRY(floor_divide(i, values[a], values[b], true, result)); break;
-      case ScalarOp::kMin: result = std::min(values[a], values[b]); break;
-      case ScalarOp::kMax: result = std::max(values[a], values[b]); break;
+      case ScalarOp::kConstant:
+        result = scalar.value;
+        break;
+      case ScalarOp::kInputSize:
+        result = inputs[a].tensor.size(scalar.b);
+        break;
+      case ScalarOp::kInputValue:
+        result = inputs[a].integer;
+        break;
+      case ScalarOp::kAdd:
+        overflow = __builtin_add_overflow(values[a], values[b], &result);
+        break;
+      case ScalarOp::kSub:
+        overflow = __builtin_sub_overflow(values[a], values[b], &result);
+        break;
+      case ScalarOp::kMul:
+        overflow = __builtin_mul_overflow(values[a], values[b], &result);
+        break;
+      case ScalarOp::kFloorDiv:
+        FLEXPTE_TRY(floor_divide(i, values[a], values[b], false, result));
+        break;
+      case ScalarOp::kMod:
+        FLEXPTE_TRY(floor_divide(i, values[a], values[b], true, result));
+        break;
+      case ScalarOp::kMin:
+        result = std::min(values[a], values[b]);
+        break;
+      case ScalarOp::kMax:
+        result = std::max(values[a], values[b]);
+        break;
     }
     if (overflow) return {Code::kInvalidArgument, "scalar " + std::to_string(i) + " overflows"};
     if (scalar.is_extent && (result < 0 || result > scalar.upper_bound)) {
-      return {Code::kInvalidArgument,
-              "the inputs' shapes give the size " + number(result) + " (scalar " + std::to_string(i) +
-                  "), and the program was planned for 0 to " + number(scalar.upper_bound)};
+      return {Code::kInvalidArgument, "the inputs' shapes give the size " + number(result) + " (scalar " +
+                                          std::to_string(i) + "), and the program was planned for 0 to " +
+                                          number(scalar.upper_bound)};
     }
     values[i] = result;
   }
@@ -75,15 +97,23 @@ bool Instruction::writes(size_t operand_number) const {
   switch (kind) {
     case OpKind::kLinear:
     case OpKind::kRmsNorm:
-    case OpKind::kLayerNorm: return operand_number == operand::kOut;
-    case OpKind::kGather: return operand_number == operand::kGatherOut;
-    case OpKind::kElementwise: return operand_number == operand::kElementwiseOut;
+    case OpKind::kLayerNorm:
+      return operand_number == operand::kOut;
+    case OpKind::kGather:
+      return operand_number == operand::kGatherOut;
+    case OpKind::kElementwise:
+      return operand_number == operand::kElementwiseOut;
     case OpKind::kReduce:
-    case OpKind::kSoftmax: return operand_number == operand::kUnaryOut;
-    case OpKind::kMatMul: return operand_number == operand::kMatMulOut;
-    case OpKind::kIndexCopy: return operand_number == operand::kTarget;
-    case OpKind::kArange: return operand_number == operand::kArangeOut;
-    case OpKind::kFlexAttention: return operand_number == operand::kFlexOut || operand_number == operand::kLse;
+    case OpKind::kSoftmax:
+      return operand_number == operand::kUnaryOut;
+    case OpKind::kMatMul:
+      return operand_number == operand::kMatMulOut;
+    case OpKind::kIndexCopy:
+      return operand_number == operand::kTarget;
+    case OpKind::kArange:
+      return operand_number == operand::kArangeOut;
+    case OpKind::kFlexAttention:
+      return operand_number == operand::kFlexOut || operand_number == operand::kLse;
   }
   return false;
 }
@@ -100,7 +130,8 @@ TensorView BoundProgram::upper_bound(int32_t value) const {
 
 std::string describe_instruction(const BoundProgram& program, size_t number) {
   const Instruction& instruction = program.instructions[number];
-  std::string text = "instruction " + std::to_string(number) + " (" + std::string(op_kind_name(instruction.kind));
+  std::string text =
+      "instruction " + std::to_string(number) + " (" + std::string(op_kind_name(instruction.kind));
   if (!instruction.name.empty()) text += ", " + instruction.name;
   return text + ")";
 }

@@ -22,11 +22,24 @@ namespace flexpte {
 
 // An integer that may depend on the inputs' shapes: n >= 0 is itself, n < 0 is scalar -1 - n.
 using Sym = int64_t;
-constexpr bool is_symbolic(Sym sym) { return sym < 0; }
-constexpr size_t scalar_of(Sym sym) { return static_cast<size_t>(-1 - sym); }
+constexpr bool is_symbolic(Sym sym) {
+  return sym < 0;
+}
+constexpr size_t scalar_of(Sym sym) {
+  return static_cast<size_t>(-1 - sym);
+}
 
 enum class ScalarOp : uint8_t {
-  kConstant = 0, kInputSize, kInputValue, kAdd, kSub, kMul, kFloorDiv, kMod, kMin, kMax,
+  kConstant = 0,
+  kInputSize,
+  kInputValue,
+  kAdd,
+  kSub,
+  kMul,
+  kFloorDiv,
+  kMod,
+  kMin,
+  kMax,
 };
 
 struct Scalar {
@@ -75,15 +88,28 @@ struct State {
 
 // One to one with payload::Op, without its NONE.
 enum class OpKind : uint8_t {
-  kLinear = 0, kGather, kRmsNorm, kLayerNorm, kElementwise, kReduce, kSoftmax, kMatMul, kIndexCopy, kArange,
+  kLinear = 0,
+  kGather,
+  kRmsNorm,
+  kLayerNorm,
+  kElementwise,
+  kReduce,
+  kSoftmax,
+  kMatMul,
+  kIndexCopy,
+  kArange,
   kFlexAttention,
 };
 inline constexpr int kNumOpKinds = 11;
 std::string_view op_kind_name(OpKind kind);
 
 struct NoParams {};
-struct GatherParams { int32_t dim = 0; };
-struct NormParams { float eps = 0.0f; };
+struct GatherParams {
+  int32_t dim = 0;
+};
+struct NormParams {
+  float eps = 0.0f;
+};
 struct ElementwiseParams {
   std::shared_ptr<const TileProgram> program;
   int32_t num_inputs = 0;
@@ -92,8 +118,12 @@ struct ReduceParams {
   ReduceOp op = ReduceOp::kSum;
   int32_t num_dims = 0;
 };
-struct SoftmaxParams { bool log = false; };
-struct IndexCopyParams { int32_t dim = 0; };
+struct SoftmaxParams {
+  bool log = false;
+};
+struct IndexCopyParams {
+  int32_t dim = 0;
+};
 struct ArangeParams {
   Sym start = 0;
   Sym step = 1;
@@ -148,7 +178,7 @@ struct BoundProgram {
   std::vector<State> states;
   std::vector<Expression> expressions;
   std::vector<Instruction> instructions;
-  std::vector<int32_t> inputs;   // value, or -1 for an integer input
+  std::vector<int32_t> inputs;  // value, or -1 for an integer input
   std::vector<int32_t> outputs;
   uint64_t arena_size_bytes = 0;
   int32_t num_plans = 0;

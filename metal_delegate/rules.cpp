@@ -5,13 +5,23 @@
 namespace flexpte {
 namespace {
 
-Status wrong(std::string message) { return {Code::kInvalidProgram, std::move(message)}; }
+Status wrong(std::string message) {
+  return {Code::kInvalidProgram, std::move(message)};
+}
 
-bool agree(Sym a, Sym b) { return a == b || is_symbolic(a) || is_symbolic(b); }
-bool is(Sym a, int64_t n) { return agree(a, n); }
+bool agree(Sym a, Sym b) {
+  return a == b || is_symbolic(a) || is_symbolic(b);
+}
+bool is(Sym a, int64_t n) {
+  return agree(a, n);
+}
 
-bool is_float(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF32; }
-bool is_index(DType dtype) { return dtype == DType::kI32 || dtype == DType::kI64; }
+bool is_float(DType dtype) {
+  return dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF32;
+}
+bool is_index(DType dtype) {
+  return dtype == DType::kI32 || dtype == DType::kI64;
+}
 
 // Symbolic sizes read "?".
 std::string describe(const TensorView& view) {
@@ -65,8 +75,8 @@ class Checker {
   }
   Status require_rank(size_t operand, const char* what, int32_t rank) const {
     if (views_[operand].rank == rank) return Status::ok();
-    return wrong(std::string(what) + " is " + describe(views_[operand]) + ", expected " + std::to_string(rank) +
-                 " dimensions");
+    return wrong(std::string(what) + " is " + describe(views_[operand]) + ", expected " +
+                 std::to_string(rank) + " dimensions");
   }
   // Equal sizes of dimension `dim_a` of one operand and `dim_b` of another.
   Status require_equal(size_t a, const char* what_a, int32_t dim_a, size_t b, const char* what_b,
@@ -78,7 +88,8 @@ class Checker {
   }
   Status require_unit_last_stride(size_t operand, const char* what) const {
     if (has_unit_last_stride(views_[operand])) return Status::ok();
-    return wrong(std::string(what) + " is " + describe(views_[operand]) + ", whose last dimension is not contiguous");
+    return wrong(std::string(what) + " is " + describe(views_[operand]) +
+                 ", whose last dimension is not contiguous");
   }
   Status require_contiguous(size_t operand, const char* what) const {
     if (may_be_contiguous(views_[operand])) return Status::ok();
@@ -156,7 +167,8 @@ Status check_gather(const Instruction& instruction, const Checker& c) {
     FLEXPTE_TRY(c.require_equal(kGatherOut, "the output", dim + d, kGatherIndex, "the index", d));
   }
   for (int32_t d = dim + 1; d < source.rank; ++d) {
-    FLEXPTE_TRY(c.require_equal(kGatherOut, "the output", d - 1 + index.rank, kGatherSource, "the source", d));
+    FLEXPTE_TRY(
+        c.require_equal(kGatherOut, "the output", d - 1 + index.rank, kGatherSource, "the source", d));
   }
   return Status::ok();
 }
@@ -192,18 +204,29 @@ Status check_reduce(const Instruction& instruction, const Checker& c) {
     return wrong("reduces " + std::to_string(params.num_dims) + " dimensions of x, which is " + describe(x));
   }
   FLEXPTE_TRY(c.require_rank(kUnaryOut, "the output", x.rank - params.num_dims));
-  for (int32_t d = 0; d < out.rank; ++d) FLEXPTE_TRY(c.require_equal(kUnaryOut, "the output", d, kUnaryX, "x", d));
+  for (int32_t d = 0; d < out.rank; ++d)
+    FLEXPTE_TRY(c.require_equal(kUnaryOut, "the output", d, kUnaryX, "x", d));
   bool fits = false;
   switch (params.op) {
     case ReduceOp::kSum:
-    case ReduceOp::kProd: fits = is_floating(x.dtype) ? is_floating(out.dtype) : !is_floating(out.dtype); break;
-    case ReduceOp::kMean: fits = is_floating(x.dtype) && is_floating(out.dtype); break;
+    case ReduceOp::kProd:
+      fits = is_floating(x.dtype) ? is_floating(out.dtype) : !is_floating(out.dtype);
+      break;
+    case ReduceOp::kMean:
+      fits = is_floating(x.dtype) && is_floating(out.dtype);
+      break;
     case ReduceOp::kMax:
-    case ReduceOp::kMin: fits = x.dtype == out.dtype; break;
+    case ReduceOp::kMin:
+      fits = x.dtype == out.dtype;
+      break;
     case ReduceOp::kAny:
-    case ReduceOp::kAll: fits = out.dtype == DType::kBool || out.dtype == DType::kU8; break;
+    case ReduceOp::kAll:
+      fits = out.dtype == DType::kBool || out.dtype == DType::kU8;
+      break;
     case ReduceOp::kArgMax:
-    case ReduceOp::kArgMin: fits = out.dtype == DType::kI64; break;
+    case ReduceOp::kArgMin:
+      fits = out.dtype == DType::kI64;
+      break;
   }
   if (!fits) return wrong("a reduction of this kind does not give " + describe(out) + " from " + describe(x));
   const bool of_nothing_fails = params.op == ReduceOp::kMax || params.op == ReduceOp::kMin ||
@@ -269,7 +292,8 @@ Status check_arange(const Instruction&, const Checker& c) {
 Status check_block_list(const Checker& c, size_t counts, size_t indices, const char* counts_name,
                         const char* indices_name, const FlexParams& params) {
   using namespace operand;
-  for (const auto& [which, name, rank] : {std::tuple{counts, counts_name, 3}, std::tuple{indices, indices_name, 4}}) {
+  for (const auto& [which, name, rank] :
+       {std::tuple{counts, counts_name, 3}, std::tuple{indices, indices_name, 4}}) {
     if (c[which].dtype != DType::kI32) {
       return wrong(std::string(name) + " is " + describe(c[which]) + ", expected int32");
     }
@@ -278,7 +302,8 @@ Status check_block_list(const Checker& c, size_t counts, size_t indices, const c
     if (!is(c[which].size(0), 1)) FLEXPTE_TRY(c.require_equal(which, name, 0, kQuery, "the query", 0));
     if (!is(c[which].size(1), 1)) FLEXPTE_TRY(c.require_equal(which, name, 1, kQuery, "the query", 1));
   }
-  for (int32_t d = 0; d < 3; ++d) FLEXPTE_TRY(c.require_equal(counts, counts_name, d, indices, indices_name, d));
+  for (int32_t d = 0; d < 3; ++d)
+    FLEXPTE_TRY(c.require_equal(counts, counts_name, d, indices, indices_name, d));
   if (params.q_block_size < 1 || params.kv_block_size < 1) {
     return wrong("block lists with blocks of " + std::to_string(params.q_block_size) + " queries and " +
                  std::to_string(params.kv_block_size) + " keys");
@@ -317,8 +342,8 @@ Status check_flex_attention(const Instruction& instruction, const Checker& c) {
   const Sym num_kv_heads = c[kKey].size(1);
   if (!is_symbolic(num_heads) && !is_symbolic(num_kv_heads) &&
       (num_kv_heads == 0 || num_heads % num_kv_heads != 0)) {
-    return wrong(std::to_string(num_heads) + " query heads are no multiple of " + std::to_string(num_kv_heads) +
-                 " key/value heads");
+    return wrong(std::to_string(num_heads) + " query heads are no multiple of " +
+                 std::to_string(num_kv_heads) + " key/value heads");
   }
   if (is(c[kQuery].size(3), 0) && !is_symbolic(c[kQuery].size(3))) return wrong("the head dimension is 0");
   if (c.has(kLse)) {
