@@ -42,7 +42,7 @@ format: setup  ## ruff and clang-format, in place
 	@clang-format -i $(CPP)
 
 types: setup  ## mypy
-	@$(PYTHON) -m mypy --strict python exporter models runtime metal_delegate
+	@$(PYTHON) -m mypy -p flexpte
 
 check: lint types test  ## everything
 

@@ -2,7 +2,7 @@
 // executorch::runtime::BackendInterface.
 //
 // The library is built without linking to ExecuTorch: the process that loads it must have the runtime's
-// symbols in its global scope (python/executorch.py sees to that). It asks for two of them only,
+// symbols in its global scope (python/flexpte/executorch.py sees to that). It asks for two of them only,
 // register_backend and resize_tensor_impl, because builds of the runtime differ in what they export:
 // hence no logging macros, no checking accessors and a destructor of our own for the interface.
 #include <executorch/runtime/backend/interface.h>
