@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace flexpte {
+namespace flexpte::bound {
 namespace {
 
 constexpr int64_t kNever = -1;
@@ -202,4 +202,4 @@ Status check_dataflow(BoundProgram& program) {
   return Dataflow(program).run();
 }
 
-}  // namespace flexpte
+}  // namespace flexpte::bound

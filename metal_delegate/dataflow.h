@@ -4,11 +4,11 @@
 #include "metal_delegate/program.h"
 #include "runtime/status.h"
 
-namespace flexpte {
+namespace flexpte::bound {
 
 // Nothing is read before it is written, nor after its arena bytes went to something else; only outputs,
 // arena values and states are written, states only by IndexCopy and Elementwise. Numbers the plans of
 // the attentions (two that see the same keys share one) and finds the first write to a state.
 Status check_dataflow(BoundProgram& program);
 
-}  // namespace flexpte
+}  // namespace flexpte::bound

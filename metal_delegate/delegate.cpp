@@ -12,10 +12,10 @@ namespace {
 
 class LoadedPayload final : public LoadedDelegate {
  public:
-  LoadedPayload(std::unique_ptr<BoundProgram> program, std::unique_ptr<Executable> executable,
+  LoadedPayload(std::unique_ptr<bound::BoundProgram> program, std::unique_ptr<bound::Executable> executable,
                 std::string device)
       : program_(std::move(program)), executable_(std::move(executable)), device_(std::move(device)) {
-    for (const State& state : program_->states) {
+    for (const bound::State& state : program_->states) {
       states_.push_back({state.name, "contiguous", state.dtype, state.shape, state.size_bytes});
     }
   }
@@ -26,11 +26,11 @@ class LoadedPayload final : public LoadedDelegate {
   size_t num_inputs() const override { return program_->inputs.size(); }
   size_t num_outputs() const override { return program_->outputs.size(); }
   std::span<const StateInfo> states() const override { return states_; }
-  std::string describe() const override { return describe_program(*program_, device_); }
+  std::string describe() const override { return bound::describe_program(*program_, device_); }
 
  private:
-  std::unique_ptr<const BoundProgram> program_;
-  std::unique_ptr<const Executable> executable_;
+  std::unique_ptr<const bound::BoundProgram> program_;
+  std::unique_ptr<const bound::Executable> executable_;
   std::string device_;
   std::vector<StateInfo> states_;
 };
@@ -40,7 +40,7 @@ class MetalDelegate final : public Delegate {
   explicit MetalDelegate(DelegateOptions options) : wanted_(std::move(options.device)) {
     if (options.pool == nullptr)
       options.pool = std::make_shared<ThreadPool>(ThreadPool::default_num_threads());
-    devices_.push_back(make_host_device(std::move(options.pool)));
+    devices_.push_back(bound::make_host_device(std::move(options.pool)));
   }
 
   std::string_view name() const override { return "FlexpteBackend"; }
@@ -48,13 +48,13 @@ class MetalDelegate final : public Delegate {
   Result<std::unique_ptr<LoadedDelegate>> load(std::span<const std::byte> blob,
                                                const NamedData& data) const override {
     std::string available;
-    for (const std::unique_ptr<Device>& device : devices_) {
+    for (const std::unique_ptr<bound::Device>& device : devices_) {
       if (device->name() != wanted_) {
         available += (available.empty() ? "" : ", ") + std::string(device->name());
         continue;
       }
-      FLEXPTE_ASSIGN(std::unique_ptr<BoundProgram> program, decode_payload(blob, data));
-      FLEXPTE_ASSIGN(std::unique_ptr<Executable> executable, device->prepare(*program));
+      FLEXPTE_ASSIGN(std::unique_ptr<bound::BoundProgram> program, bound::decode_payload(blob, data));
+      FLEXPTE_ASSIGN(std::unique_ptr<bound::Executable> executable, device->prepare(*program));
       return std::unique_ptr<LoadedDelegate>(
           std::make_unique<LoadedPayload>(std::move(program), std::move(executable), wanted_));
     }
@@ -63,7 +63,7 @@ class MetalDelegate final : public Delegate {
 
  private:
   std::string wanted_;
-  std::vector<std::unique_ptr<Device>> devices_;
+  std::vector<std::unique_ptr<bound::Device>> devices_;
 };
 
 }  // namespace

@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-namespace flexpte {
+namespace flexpte::bound {
 namespace {
 
 std::string quoted(std::string_view text) {
@@ -86,4 +86,4 @@ std::string describe_program(const BoundProgram& program, std::string_view devic
          field("attentions", std::string("[") + attentions + "]") + "}";
 }
 
-}  // namespace flexpte
+}  // namespace flexpte::bound

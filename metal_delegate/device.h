@@ -8,7 +8,7 @@
 #include "runtime/delegate.h"
 #include "runtime/status.h"
 
-namespace flexpte {
+namespace flexpte::bound {
 
 // A bound program made ready for one device. Immutable; shared by sessions.
 class Executable {
@@ -25,4 +25,4 @@ class Device {
   virtual Result<std::unique_ptr<Executable>> prepare(const BoundProgram& program) const = 0;
 };
 
-}  // namespace flexpte
+}  // namespace flexpte::bound

@@ -5,7 +5,7 @@
 
 #include "metal_delegate/rules.h"
 
-namespace flexpte {
+namespace flexpte::bound {
 namespace {
 
 Status bad_argument(std::string message) {
@@ -400,4 +400,4 @@ void Frame::finish(std::span<DelegateArgument> outputs) const {
   }
 }
 
-}  // namespace flexpte
+}  // namespace flexpte::bound

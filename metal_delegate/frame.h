@@ -14,7 +14,7 @@
 #include "runtime/memory.h"
 #include "runtime/status.h"
 
-namespace flexpte {
+namespace flexpte::bound {
 
 class Frame {
  public:
@@ -80,4 +80,4 @@ class Frame {
   bool is_resolved_ = false;
 };
 
-}  // namespace flexpte
+}  // namespace flexpte::bound

@@ -9,7 +9,7 @@
 #include "metal_delegate/profile.h"
 #include "runtime/kernels/kernels.h"
 
-namespace flexpte {
+namespace flexpte::bound {
 namespace {
 
 std::vector<int> capture_ranks(const BoundProgram& program, std::span<const int32_t> values) {
@@ -322,4 +322,4 @@ std::unique_ptr<Device> make_host_device(std::shared_ptr<const ThreadPool> pool)
   return std::make_unique<HostDevice>(std::move(pool));
 }
 
-}  // namespace flexpte
+}  // namespace flexpte::bound

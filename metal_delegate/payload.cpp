@@ -12,7 +12,7 @@
 #include "metal_delegate/rules.h"
 #include "payload_generated.h"
 
-namespace flexpte {
+namespace flexpte::bound {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "payloads are little-endian and read in place");
@@ -256,6 +256,7 @@ class Decoder {
         return malformed(what + " has " + std::to_string(decoded.view.rank) + " sizes and " +
                          std::to_string(length(value.strides())) + " strides");
       }
+      FLEXPTE_TRY(aligned(value.strides(), what));
       for (size_t d = 0; d < static_cast<size_t>(decoded.view.rank); ++d) {
         decoded.view.strides[d] = value.strides()->Get(static_cast<uint32_t>(d));
         FLEXPTE_TRY(extent(decoded.view.sizes[d], what));
@@ -348,11 +349,19 @@ class Decoder {
     return Status::ok();
   }
 
+  // The verifier checks the alignment of scalars in tables, not that of the elements of vectors.
+  static Status aligned(const flatbuffers::Vector<int64_t>* vector, const std::string& what) {
+    if (vector == nullptr || reinterpret_cast<uintptr_t>(vector->Data()) % alignof(int64_t) == 0)
+      return Status::ok();
+    return malformed(what + " has sizes or strides that are not aligned");
+  }
+
   static Status sizes(const flatbuffers::Vector<int64_t>* from, const std::string& what, TensorView& view) {
     if (length(from) > static_cast<size_t>(kMaxRank)) {
       return malformed(what + " has " + std::to_string(length(from)) + " dimensions, at most " +
                        std::to_string(kMaxRank) + " are supported");
     }
+    FLEXPTE_TRY(aligned(from, what));
     view.rank = static_cast<int32_t>(length(from));
     for (size_t d = 0; d < length(from); ++d) view.sizes[d] = from->Get(static_cast<uint32_t>(d));
     return Status::ok();
@@ -418,4 +427,4 @@ Result<std::unique_ptr<BoundProgram>> decode_payload(std::span<const std::byte> 
   return program;
 }
 
-}  // namespace flexpte
+}  // namespace flexpte::bound

@@ -11,10 +11,10 @@
 #include "runtime/delegate.h"
 #include "runtime/status.h"
 
-namespace flexpte {
+namespace flexpte::bound {
 
 // Constants are found in `data`, whose bytes the program then refers to. A constant whose bytes are not
 // even 16-byte aligned is copied. A payload of a newer format version is Unsupported.
 Result<std::unique_ptr<BoundProgram>> decode_payload(std::span<const std::byte> bytes, const NamedData& data);
 
-}  // namespace flexpte
+}  // namespace flexpte::bound

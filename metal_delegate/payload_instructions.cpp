@@ -5,7 +5,7 @@
 
 #include "metal_delegate/rules.h"
 
-namespace flexpte {
+namespace flexpte::bound {
 namespace {
 
 // The enumerations of the schema and ours are cast into each other.
@@ -301,4 +301,4 @@ Status decode_instructions(const payload::Payload& payload, BoundProgram& progra
   return Status::ok();
 }
 
-}  // namespace flexpte
+}  // namespace flexpte::bound

@@ -5,10 +5,10 @@
 #include "payload_generated.h"
 #include "runtime/status.h"
 
-namespace flexpte {
+namespace flexpte::bound {
 
 // Fills expressions and instructions; the other tables of `program` are complete. Checks every index,
 // compiles every expression that is used, and checks operands as far as sizes are known.
 Status decode_instructions(const payload::Payload& payload, BoundProgram& program);
 
-}  // namespace flexpte
+}  // namespace flexpte::bound

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <string_view>
 
-namespace flexpte {
+namespace flexpte::bound {
 namespace {
 
 double milliseconds(std::chrono::steady_clock::duration duration) {
@@ -54,4 +54,4 @@ Profile::~Profile() {
   }
 }
 
-}  // namespace flexpte
+}  // namespace flexpte::bound

@@ -7,7 +7,7 @@
 
 #include "metal_delegate/program.h"
 
-namespace flexpte {
+namespace flexpte::bound {
 
 class Profile {
  public:
@@ -37,4 +37,4 @@ class Profile {
   int64_t num_calls_ = 0;
 };
 
-}  // namespace flexpte
+}  // namespace flexpte::bound

@@ -2,7 +2,7 @@
 
 #include <limits>
 
-namespace flexpte {
+namespace flexpte::bound {
 namespace {
 
 std::string number(int64_t n) {
@@ -136,4 +136,4 @@ std::string describe_instruction(const BoundProgram& program, size_t number) {
   return text + ")";
 }
 
-}  // namespace flexpte
+}  // namespace flexpte::bound

@@ -1,5 +1,6 @@
 // A bound program: the verified, device-neutral form of a payload (payload.fbs). Devices read it;
-// nothing in it changes after load.
+// nothing in it changes after load. In a namespace of its own: the executor of .pte files has values,
+// scalars and instructions too.
 #pragma once
 
 #include <array>
@@ -18,7 +19,7 @@
 #include "runtime/status.h"
 #include "runtime/tensor.h"
 
-namespace flexpte {
+namespace flexpte::bound {
 
 // An integer that may depend on the inputs' shapes: n >= 0 is itself, n < 0 is scalar -1 - n.
 using Sym = int64_t;
@@ -196,4 +197,4 @@ struct BoundProgram {
 // "instruction 12 (Linear, aten_linear_3)"
 std::string describe_instruction(const BoundProgram& program, size_t number);
 
-}  // namespace flexpte
+}  // namespace flexpte::bound

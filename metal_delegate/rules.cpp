@@ -2,7 +2,7 @@
 
 #include <string>
 
-namespace flexpte {
+namespace flexpte::bound {
 namespace {
 
 Status wrong(std::string message) {
@@ -398,4 +398,4 @@ Status check_operands(const Instruction& instruction, std::span<const TensorView
   return Status::ok();
 }
 
-}  // namespace flexpte
+}  // namespace flexpte::bound

@@ -7,7 +7,7 @@
 #include "runtime/status.h"
 #include "runtime/tensor.h"
 
-namespace flexpte {
+namespace flexpte::bound {
 
 // Checks dtypes, ranks, sizes and strides. Sizes and strides may still be symbolic (when a program is
 // loaded): what depends on them then passes, and is checked when the sizes are known. A message does
@@ -17,4 +17,4 @@ Status check_operands(const Instruction& instruction, std::span<const TensorView
 // Whether the dimensions [begin, end) of `view` can be walked with one stride (the innermost one's).
 bool dims_collapse(const TensorView& view, int32_t begin, int32_t end);
 
-}  // namespace flexpte
+}  // namespace flexpte::bound

@@ -1,9 +1,6 @@
 """The flexpte delegate inside the stock ExecuTorch runtime.
 
-    import flexpte.executorch
-    flexpte.executorch.register()
-    from executorch.runtime import Runtime
-    method = Runtime.get().load_program("model.pte").load_method("forward")
+Call :func:`register`, then load a .pte as usual: ``executorch.runtime.Runtime.get().load_program(path)``.
 """
 
 from __future__ import annotations
@@ -13,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
 
@@ -49,25 +47,31 @@ def register() -> None:
         ) from error
     if BACKEND not in _registered(extension):
         raise RegistrationError(
-            f"{BACKEND} registered itself in another copy of the ExecuTorch runtime than executorch.runtime uses. "
-            "Call flexpte.executorch.register() before importing executorch.extension.llm.runner"
+            f"{BACKEND} registered itself in another copy of the ExecuTorch runtime than executorch.runtime "
+            "uses. Call flexpte.executorch.register() before importing executorch.extension.llm.runner"
         )
 
 
 def _import_extension() -> ModuleType:
     if _LLM_RUNNER in sys.modules and not any(name in sys.modules for name in _EXTENSIONS):
         raise RegistrationError(
-            "executorch.extension.llm.runner was imported before executorch.runtime, so two copies of the runtime's "
-            "registry are loaded. Start Python again and call flexpte.executorch.register() first"
+            "executorch.extension.llm.runner was imported before executorch.runtime, so two copies of the "
+            "runtime's registry are loaded. Start Python again and call flexpte.executorch.register() first"
         )
-    errors = []
-    for name in _EXTENSIONS:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the interface is experimental
         try:
-            return importlib.import_module(name)
+            # Imports torch first, whose libraries the extension needs.
+            importlib.import_module("executorch.extension.pybindings.portable_lib")
         except ImportError as error:
-            errors.append(f"{name}: {error}")
+            raise RegistrationError(
+                f"the ExecuTorch runtime cannot be imported ({error}): pip install executorch==1.4.0"
+            ) from error
+    for name in _EXTENSIONS:
+        if name in sys.modules:
+            return sys.modules[name]
     raise RegistrationError(
-        "the ExecuTorch runtime cannot be imported (" + "; ".join(errors) + "): pip install executorch==1.4.0"
+        f"executorch {_version()} has a runtime that is laid out in an unknown way: use 1.4.0"
     )
 
 
@@ -103,8 +107,8 @@ def _library() -> Path:
         if (folder / name).is_file():
             return folder / name
     raise RegistrationError(
-        f"{name} is not installed (looked in {', '.join(map(str, folders))}): it is built when the executorch "
-        "package is there; install executorch==1.4.0 and install flexpte again"
+        f"{name} is not installed (looked in {', '.join(map(str, folders))}): it is built when the "
+        "executorch package is there; install executorch==1.4.0 and install flexpte again"
     )
 
 

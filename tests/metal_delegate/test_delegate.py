@@ -50,7 +50,9 @@ def test_a_step_past_the_capacity_changes_nothing(exported, reference):
     session = flexpte.load(exported[0]).session()
     session.run("forward", *call(0, CAPACITY - 1))
     tokens, _ = call(0, 2, seed=9)
-    with pytest.raises(flexpte.FlexpteError, match=f"position {CAPACITY} is past the capacity {CAPACITY} of cache k_cache") as error:
+    with pytest.raises(
+        flexpte.FlexpteError, match=f"position {CAPACITY} is past the capacity {CAPACITY} of cache k_cache"
+    ) as error:
         session.run("forward", tokens, torch.tensor([0, CAPACITY]))
     assert error.value.code == "OutOfRange"
     (row,) = session.run("forward", *call(CAPACITY - 1, 1))
@@ -66,7 +68,10 @@ def test_a_token_outside_the_vocabulary_is_an_error(exported):
 
 def test_inputs_that_disagree_are_named(exported):
     session = flexpte.load(exported[0]).session()
-    with pytest.raises(flexpte.FlexpteError, match=r"input 1 has the shape \[2\]: dimension 0 is 2, and the other inputs give 3"):
+    with pytest.raises(
+        flexpte.FlexpteError,
+        match=r"input 1 has the shape \[2\]: dimension 0 is 2, and the other inputs give 3",
+    ):
         session.run("forward", call(0, 3)[0], torch.arange(2))
 
 
