@@ -113,6 +113,7 @@ def export_program(
         **(metadata or {}),
         "flexpte_version": flexpte.__version__,
         "delegate": delegate,
+        "input_names": {"forward": [str(name) for name in program.graph_signature.user_inputs]},
         "caches": [
             {
                 "name": c.name,

@@ -37,11 +37,14 @@ def render(description: Mapping[str, Any], console: Console) -> None:
     """Print a description for people."""
     console.print(f"[bold]{description['path']}[/bold]", highlight=False)
     _render_sizes(description["file"], console)
+    input_names = description["metadata"].get("input_names", {})
     for name, method in description["methods"].items():
         console.print(f"\n[bold]method {name}[/bold], arena up to {size_text(method['arena_size_bytes'])}")
-        for kind in ("inputs", "outputs"):
-            for number, value in enumerate(method[kind]):
-                console.print(f"  {kind[:-1]} {number}: {_value_text(value)}", markup=False)
+        names = dict(enumerate(input_names.get(name, [])))
+        for number, value in enumerate(method["inputs"]):
+            console.print(f"  input {number} {names.get(number, '')}: {_value_text(value)}", markup=False)
+        for number, value in enumerate(method["outputs"]):
+            console.print(f"  output {number}: {_value_text(value)}", markup=False)
         for number, delegate in enumerate(method["delegates"]):
             console.print(f"  delegate {number}: {_delegate_text(delegate)}", markup=False)
         for operator, count in sorted(method["operators"].items(), key=lambda item: -item[1]):
@@ -99,7 +102,7 @@ def _render_caches(caches: list[Mapping[str, Any]], console: Console) -> None:
 def _render_metadata(metadata: Mapping[str, Any], console: Console) -> None:
     console.print("\n[bold]metadata[/bold]")
     for key, value in metadata.items():
-        if key == "caches":
+        if key in ("caches", "input_names"):
             continue
         text = value if isinstance(value, str) else repr(value)
         if len(text) > LONGEST_SHOWN:

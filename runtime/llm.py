@@ -77,6 +77,8 @@ class LLM:
         self.max_context: int = int(metadata["max_context"])
         self.eos_token_ids: frozenset[int] = frozenset(metadata.get("eos_token_ids") or [])
         self.tokenizer = Tokenizer.from_str(metadata["tokenizer"])
+        # Embeddings are often padded; rows behind the last token have no text and are never chosen.
+        self._num_tokens = max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
         self.stats: GenerationStats | None = None
         self._metadata: Mapping[str, Any] = metadata
         self._session = self.program.session()
@@ -276,5 +278,5 @@ class LLM:
                 "forward", np.asarray([tokens[begin:end]], np.int64), np.arange(begin, end, dtype=np.int64)
             )
             self._cached += tokens[begin:end]
-            logits = np.asarray(out, np.float32)[0, -1]
+            logits = np.asarray(out, np.float32)[0, -1, : self._num_tokens]
         return logits

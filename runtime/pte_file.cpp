@@ -169,10 +169,13 @@ Status PteFile::read_header() {
 Status PteFile::read_segments() {
   const auto* segments = program_->segments();
   if (segments == nullptr || segments->size() == 0) return Status::ok();
-  if (!has_segments_) return malformed("the file has segments, but no header that says where they begin");
-  const auto bytes = file_.bytes().subspan(segment_base_);
+  // Programs without data have an empty constant segment, and no header.
+  const auto bytes = has_segments_ ? file_.bytes().subspan(segment_base_) : std::span<const std::byte>();
   for (const et::DataSegment* segment : *segments) {
     const std::string which = "segment " + std::to_string(segments_.size());
+    if (!has_segments_ && segment->size() != 0) {
+      return malformed(which + " has data, but no header says where segments begin");
+    }
     if (segment->offset() > bytes.size() || segment->size() > bytes.size() - segment->offset()) {
       return malformed("the file is truncated: " + which + " takes " + std::to_string(segment->size()) +
                        " bytes at offset " + std::to_string(segment->offset()) + ", but only " +

@@ -100,7 +100,7 @@ class Decoder(nn.Module):
         elif self.cache == "index_copy":
             cache.index_copy_(2, input_pos, new)
         else:
-            start = int(input_pos[0].item())
+            start: Any = input_pos[0].item()
             torch._check(start >= 0)
             torch._check(start + new.shape[2] <= self.capacity)
             cache.narrow(2, start, new.shape[2]).copy_(new)
