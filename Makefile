@@ -22,11 +22,11 @@ demo: setup  ## fetch SmolLM2-135M-Instruct, export it, ask it a question
 
 test: setup  ## all tests, C++ and Python, the slow ones too
 	@ctest --test-dir build/release --output-on-failure
-	@$(PYTHON) -m pytest
+	@$(PYTHON) -m pytest -n 2 --dist loadfile
 
 test-fast: setup  ## without the tests that need the real model
 	@ctest --test-dir build/release --output-on-failure
-	@$(PYTHON) -m pytest -m "not slow"
+	@$(PYTHON) -m pytest -n 2 --dist loadfile -m "not slow"
 
 bench: setup  ## benchmarks, side by side with peers; JSON in build/bench/
 	@$(PYTHON) benchmarks/run.py

@@ -47,7 +47,13 @@ def smollm2(*options: str) -> Path:
     path = OUT / ("-".join(["smollm2", *(o.lstrip("-") for o in options)]) + ".pte")
     if not path.exists():
         OUT.mkdir(parents=True, exist_ok=True)
-        command = [str(Path(sys.executable).with_name("flexpte")), "export", str(checkpoint()), "-o", str(path)]
+        command = [
+            str(Path(sys.executable).with_name("flexpte")),
+            "export",
+            str(checkpoint()),
+            "-o",
+            str(path),
+        ]
         subprocess.run([*command, *options], check=True)
     return path
 

@@ -90,10 +90,12 @@ def main() -> None:
 
     result: dict[str, Any] = {"dtype": arguments.dtype}
     seconds = interleaved(
-        {name: lambda m=m: m.feed(prompt[: arguments.prefill], 0) for name, m in models.items()}, arguments.repeats
+        {name: lambda m=m: m.feed(prompt[: arguments.prefill], 0) for name, m in models.items()},
+        arguments.repeats,
     )
     result[f"prefill_{arguments.prefill}"] = report(
-        f"prefill {arguments.prefill}", {n: [arguments.prefill / s for s in all_] for n, all_ in seconds.items()}
+        f"prefill {arguments.prefill}",
+        {n: [arguments.prefill / s for s in all_] for n, all_ in seconds.items()},
     )
     for depth in depths:
         for model in models.values():
@@ -109,11 +111,15 @@ def main() -> None:
 
 def report(what: str, tokens_per_second: dict[str, list[float]]) -> dict[str, Any]:
     """Print and return the medians and the ratio flexpte / transformers, pair by pair."""
-    ratios = [a / b for a, b in zip(tokens_per_second["flexpte"], tokens_per_second["transformers"], strict=True)]
+    ratios = [
+        a / b for a, b in zip(tokens_per_second["flexpte"], tokens_per_second["transformers"], strict=True)
+    ]
     rows = {name: summary(rates) for name, rates in tokens_per_second.items()}
     print(
         f"{what:14s} "
-        + "  ".join(f"{name} {r['median']:.1f} tok/s [{r['min']:.1f}-{r['max']:.1f}]" for name, r in rows.items())
+        + "  ".join(
+            f"{name} {r['median']:.1f} tok/s [{r['min']:.1f}-{r['max']:.1f}]" for name, r in rows.items()
+        )
         + f"  ratio {statistics.median(ratios):.2f}x"
     )
     return {"tokens_per_second": rows, "ratio": summary(ratios)}

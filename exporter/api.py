@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import flexpte
 import torch
+from torch.export import ExportedProgram
+
+import flexpte
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.report import ExportReport, attentions_of, caches_of
-from torch.export import ExportedProgram
 
 if TYPE_CHECKING:
     from os import PathLike

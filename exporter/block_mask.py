@@ -14,10 +14,11 @@ from unittest import mock
 
 import torch
 import torch.nn.attention.flex_attention as flex_module
-from flexpte.exporter.evaluate import evaluate
-from flexpte.exporter.mods import mask_program
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
+
+from flexpte.exporter.evaluate import evaluate
+from flexpte.exporter.mods import mask_program
 
 _LIBRARY = torch.library.Library("flexpte", "FRAGMENT")  # an op lives as long as its library object
 

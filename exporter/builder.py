@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+
 from flexpte.exporter.evaluate import fold
 from flexpte.exporter.expression import Expression, Node
 

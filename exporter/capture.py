@@ -15,6 +15,11 @@ from unittest import mock
 import torch
 import torch.nn.attention.flex_attention as flex_module
 import torch.utils._pytree as pytree
+from torch import Tensor, nn
+from torch._higher_order_ops.flex_attention import FlexAttentionHOP
+from torch.export import ExportedProgram
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
 from flexpte.exporter.block_mask import (
     accept_block_masks,
     computed_block_masks,
@@ -27,10 +32,6 @@ from flexpte.exporter.expression import to_json
 from flexpte.exporter.flex_op import flex_attention_op
 from flexpte.exporter.mod_graph import model_line
 from flexpte.exporter.mods import Mod, mask_program, score_program
-from torch import Tensor, nn
-from torch._higher_order_ops.flex_attention import FlexAttentionHOP
-from torch.export import ExportedProgram
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 
 def capture(

@@ -22,15 +22,16 @@ from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir.delegate import executorch_call_delegate
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
-from flexpte.exporter.ir import Size
-from flexpte.exporter.pack import pack, tensor_bytes
-from flexpte.exporter.partition import Lowered, Partition
-from flexpte.exporter.symbols import size_of
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind, TensorArgument
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from flexpte.exporter.ir import Size
+from flexpte.exporter.pack import pack, tensor_bytes
+from flexpte.exporter.partition import Lowered, Partition
+from flexpte.exporter.symbols import size_of
 
 BACKEND_ID = "FlexpteBackend"
 METADATA_KEY = "flexpte.metadata"

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from flexpte.exporter.expression import Expression, Node
 from torch import Tensor
+
+from flexpte.exporter.expression import Expression, Node
 
 TORCH_TYPES = {"Bool": torch.bool, "I32": torch.int32, "I64": torch.int64, "F32": torch.float32}
 NARROW_TYPES = {

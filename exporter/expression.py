@@ -43,7 +43,10 @@ def to_json(expression: Expression) -> str:
     """Serialise an expression; fields that have their default value are left out."""
     defaults = {f.name: f.default for f in fields(Node)}
     return json.dumps(
-        [{k: v for k, v in asdict(n).items() if k in ("op", "type") or repr(v) != repr(defaults[k])} for n in expression.nodes]
+        [
+            {k: v for k, v in asdict(n).items() if k in ("op", "type") or repr(v) != repr(defaults[k])}
+            for n in expression.nodes
+        ]
     )
 
 

@@ -7,9 +7,10 @@ of Hkv; out [B, Hq, Lq, Dv] in query's dtype, lse [B, Hq, Lq] float32, natural l
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
 from flexpte.exporter.evaluate import evaluate
 from flexpte.exporter.expression import from_json
-from torch import Tensor
 
 SCHEMA = (
     "flex_attention(Tensor query, Tensor key, Tensor value, Tensor[] score_captures, Tensor[] mask_captures,"

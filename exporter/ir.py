@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import sympy
+
 from flexpte.exporter.expression import Expression
 
 if TYPE_CHECKING:

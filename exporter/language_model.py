@@ -56,6 +56,4 @@ def export_language_model(
     decoder = model.decoder(context, logits="all" if logits == "all" else "last")
     metadata = model.metadata(context, logits="all" if logits == "all" else "last")
     inputs, dynamic_shapes = example_inputs_and_dynamic_shapes(model.config, context)
-    return export(
-        decoder, inputs, dynamic_shapes, delegate=delegate, metadata=metadata, progress=progress
-    )
+    return export(decoder, inputs, dynamic_shapes, delegate=delegate, metadata=metadata, progress=progress)

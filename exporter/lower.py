@@ -12,6 +12,8 @@ from typing import Any
 
 import sympy
 import torch
+from torch import fx
+
 from flexpte.exporter import views
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.expression import Expression
@@ -28,7 +30,6 @@ from flexpte.exporter.ir import (
 )
 from flexpte.exporter.scalars import ExpressionBuilder, expression_type
 from flexpte.exporter.symbols import Bounds, same, size_of, upper_bound
-from torch import fx
 
 Result = int | tuple[int, ...]
 LowerFunction = Callable[["Lowering", fx.Node], Result]

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
+
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.ir import Size
 from flexpte.exporter.lower import LowerFunction, Lowering, dtype_of
 from flexpte.exporter.scalars import ExpressionBuilder, expression_type
-from torch import fx
 
 aten = torch.ops.aten
 

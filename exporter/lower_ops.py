@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import fx
+
 from flexpte.exporter import ir, views
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.expression import from_json
@@ -15,7 +17,6 @@ from flexpte.exporter.lower_elementwise import elementwise_table
 from flexpte.exporter.lower_views import slice_of, view_table
 from flexpte.exporter.scalars import ExpressionBuilder
 from flexpte.exporter.symbols import product, same, size_of
-from torch import fx
 
 aten = torch.ops.aten
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import fx
+
 from flexpte.exporter import views
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.ir import Size
 from flexpte.exporter.lower import LowerFunction, Lowering
 from flexpte.exporter.symbols import plus, same, size_of
-from torch import fx
 
 aten = torch.ops.aten
 

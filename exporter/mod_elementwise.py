@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
+
 from flexpte.exporter.builder import KINDS
 from flexpte.exporter.mod_helpers import argument, as_floating, computed, finish, result_dtype
 from flexpte.exporter.translate import Handler, Lanes, Translator, Value, View, type_of_number
-from torch import fx
 
 aten = torch.ops.aten
 prims = torch.ops.prims

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from flexpte.exporter.errors import Unsupported
 from torch import Tensor, fx
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import (
@@ -31,6 +30,8 @@ from torch.overrides import (
     _pop_mode_temporarily,
 )
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from flexpte.exporter.errors import Unsupported
 
 SCORE_ARGUMENTS = ("score", "batch", "head", "q_idx", "kv_idx")
 MASK_ARGUMENTS = SCORE_ARGUMENTS[1:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from flexpte.exporter.builder import KINDS
 from flexpte.exporter.translate import Lanes, Translator
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from flexpte.exporter.mod_elementwise import (
     add,
     arange,

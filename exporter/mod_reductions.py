@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
 from flexpte.exporter.builder import KINDS
 from flexpte.exporter.mod_helpers import argument, finish, result_dtype
 from flexpte.exporter.translate import Handler, Lanes, Translator, Value

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
+
 from flexpte.exporter.builder import KINDS
 from flexpte.exporter.mod_helpers import argument
 from flexpte.exporter.translate import Free, Lanes, Translator, Value, View
-from torch import fx
 
 aten = torch.ops.aten
 prims = torch.ops.prims

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, fx
+
 from flexpte.exporter.expression import Expression
 from flexpte.exporter.mod_graph import MASK_ARGUMENTS, SCORE_ARGUMENTS, ModGraph, record, without_modes
 from flexpte.exporter.mod_ops import HANDLERS, REDUCTIONS, VIEWS
 from flexpte.exporter.translate import Translator
-from torch import Tensor, fx
 
 
 @dataclass(frozen=True)

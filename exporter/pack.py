@@ -10,12 +10,13 @@ from typing import Any
 import flatbuffers
 import sympy
 import torch
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
+
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.expression import Expression, Node
 from flexpte.exporter.ir import Op, Region, Size
 from flexpte.exporter.symbols import upper_bound
 from flexpte.metal_delegate import payload_generated as schema
-from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
 VERSION = 1
 IDENTIFIER = b"FXPL"

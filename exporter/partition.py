@@ -11,6 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
 from flexpte.exporter import views
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.flex_op import flex_attention_op
@@ -20,9 +24,6 @@ from flexpte.exporter.lower import Lowering, dtype_of, fold_constants, source_li
 from flexpte.exporter.lower_ops import lowering_table
 from flexpte.exporter.plan import plan
 from flexpte.exporter.symbols import as_size, bounds_of, find_symbols, size_of, upper_bound
-from torch import fx
-from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
 
 aten = torch.ops.aten
 MODES = ("full", "attention", "none")

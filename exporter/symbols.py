@@ -7,10 +7,11 @@ from typing import Any
 
 import sympy
 import torch
-from flexpte.exporter.errors import Unsupported
-from flexpte.exporter.ir import Size, SymbolSource
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+from flexpte.exporter.errors import Unsupported
+from flexpte.exporter.ir import Size, SymbolSource
 
 Bounds = dict[sympy.Symbol, tuple[int, int]]
 INT64_MAX = 2**63 - 1

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, fx
+
 from flexpte.exporter.builder import KINDS, Builder
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.expression import Expression, Node
 from flexpte.exporter.mod_graph import ModGraph
-from torch import Tensor, fx
 
 MAX_LANES = 256
 _ARGUMENTS = {"score": "Score", "batch": "Batch", "head": "Head", "q_idx": "QIdx", "kv_idx": "KvIdx"}

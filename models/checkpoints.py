@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from flexpte.models.config import DecoderConfig
 from flexpte.models.decoder import Decoder, Logits
 from flexpte.models.gguf_reader import is_gguf, open_gguf
 from flexpte.models.hf import open_hugging_face
 from flexpte.models.source import CheckpointError, Source, StoredTensor
 from flexpte.models.tokenizer import TokenizerInfo
-from torch import Tensor
 
 Progress = Callable[[str, int, int], None]
 

@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
-from flexpte.models.config import Activation, DecoderConfig, LayerConfig, Rotary
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from flexpte.models.config import Activation, DecoderConfig, LayerConfig, Rotary
 
 Logits = Literal["last", "all"]
 Angles = tuple[Tensor, Tensor]

@@ -14,11 +14,12 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+from gguf.quants import dequantize
+from torch import Tensor
+
 from flexpte.models.config import ConfigError, DecoderConfig, LayerConfig, Rotary
 from flexpte.models.source import CheckpointError, Source, StoredTensor
 from flexpte.models.tokenizer import TokenizerError, tokenizer_from_gguf
-from gguf.quants import dequantize
-from torch import Tensor
 
 SUPPORTED_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
 from flexpte.models.config import ConfigError, DecoderConfig
 from flexpte.models.source import CheckpointError, Source, StoredTensor
 from flexpte.models.tokenizer import TokenizerError, TokenizerInfo, describe_tokenizer
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 _FLOATING = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from flexpte.models.config import DecoderConfig
 from flexpte.models.tokenizer import TokenizerInfo
-from torch import Tensor
 
 
 class CheckpointError(ValueError):

@@ -234,7 +234,12 @@ class LLM:
         try:
             while generated < max_tokens:
                 token = sample(
-                    logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, generator=generator
+                    logits,
+                    temperature=temperature,
+                    top_k=top_k,
+                    top_p=top_p,
+                    min_p=min_p,
+                    generator=generator,
                 )
                 if token in self.eos_token_ids:
                     finish_reason = "stop"

@@ -22,7 +22,11 @@ PYTHON_ARROWS = {
 # The compiler proper knows the schema and its own files; what drives it may know more.
 EXPORTER_DRIVERS = {"cli.py", "inspect.py", "language_model.py"}
 
-CPP_ARROWS = {"runtime/kernels": {"runtime"}, "runtime": {"runtime"}, "metal_delegate": {"runtime", "metal_delegate"}}
+CPP_ARROWS = {
+    "runtime/kernels": {"runtime"},
+    "runtime": {"runtime"},
+    "metal_delegate": {"runtime", "metal_delegate"},
+}
 
 
 def imported_rooms(path: Path) -> set[str]:
@@ -30,7 +34,9 @@ def imported_rooms(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
         if isinstance(node, ast.ImportFrom):
-            names = [node.module or ""] if node.module != "flexpte" else [f"flexpte.{a.name}" for a in node.names]
+            names = (
+                [node.module or ""] if node.module != "flexpte" else [f"flexpte.{a.name}" for a in node.names]
+            )
         elif isinstance(node, ast.Import):
             names = [a.name for a in node.names]
         rooms |= {n.split(".")[1] for n in names if n.startswith("flexpte.")}
@@ -44,14 +50,21 @@ def test_python_rooms_import_only_along_the_arrows(room):
         if room == "exporter" and path.name not in EXPORTER_DRIVERS:
             allowed = {"exporter", "metal_delegate"}
         forbidden = imported_rooms(path) - allowed
-        assert not forbidden, f"{path.relative_to(ROOT)} imports flexpte.{', flexpte.'.join(sorted(forbidden))}"
+        assert not forbidden, (
+            f"{path.relative_to(ROOT)} imports flexpte.{', flexpte.'.join(sorted(forbidden))}"
+        )
 
 
 @pytest.mark.parametrize("room", CPP_ARROWS)
 def test_cpp_rooms_include_only_along_the_arrows(room):
     pattern = re.compile(r'#include "(\w+)/')
     for path in sorted((ROOT / room).glob("*.[hc]*")):
-        included = set(pattern.findall(path.read_text())) & {"runtime", "metal_delegate", "exporter", "models"}
+        included = set(pattern.findall(path.read_text())) & {
+            "runtime",
+            "metal_delegate",
+            "exporter",
+            "models",
+        }
         forbidden = included - CPP_ARROWS[room]
         assert not forbidden, f"{path.relative_to(ROOT)} includes {forbidden}"
 

@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import nn
 from torch.export import Dim
-from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask, flex_attention, or_masks
+from torch.nn.attention.flex_attention import (
+    BlockMask,
+    and_masks,
+    create_block_mask,
+    flex_attention,
+    or_masks,
+)
 
 import flexpte
 from tests.conformance.oracle import Answer, assert_matches, attention
@@ -27,7 +33,18 @@ def dtype(request):
     return request.param
 
 
-def qkv(dtype, batch=2, heads=4, kv_heads=4, q_len=150, kv_len=150, head_dim=32, value_dim=None, kv_batch=None, seed=0):
+def qkv(
+    dtype,
+    batch=2,
+    heads=4,
+    kv_heads=4,
+    q_len=150,
+    kv_len=150,
+    head_dim=32,
+    value_dim=None,
+    kv_batch=None,
+    seed=0,
+):
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
@@ -41,7 +58,9 @@ def qkv(dtype, batch=2, heads=4, kv_heads=4, q_len=150, kv_len=150, head_dim=32,
 
 
 class Attention(nn.Module):
-    def __init__(self, score_mod=None, mask_mod=None, scale=None, lse=False, per_batch=False, per_head=False, block=128):
+    def __init__(
+        self, score_mod=None, mask_mod=None, scale=None, lse=False, per_batch=False, per_head=False, block=128
+    ):
         super().__init__()
         self.score_mod, self.mask_mod, self.scale, self.lse = score_mod, mask_mod, scale, lse
         self.per_batch, self.per_head, self.block = per_batch, per_head, block
@@ -108,7 +127,9 @@ MASKS = {
     "padding_per_batch": lambda b, h, q, kv: kv < LENGTHS[b],
     "rows_that_see_nothing": lambda b, h, q, kv: (q >= 40) & (q % 7 != 3) & (q >= kv),
     "dilated": lambda b, h, q, kv: (q >= kv) & ((q - kv) % 4 == 0),
-    "neighbourhood_2d": lambda b, h, q, kv: ((q // 15 - kv // 15).abs() <= 1) & ((q % 15 - kv % 15).abs() <= 2),
+    "neighbourhood_2d": lambda b, h, q, kv: (
+        ((q // 15 - kv // 15).abs() <= 1) & ((q % 15 - kv % 15).abs() <= 2)
+    ),
 }
 
 
@@ -150,7 +171,9 @@ def test_lse_of_rows_that_see_nothing(dtype, device):
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (2, 1), (9, 3), (12, 2), (16, 1)])
 @pytest.mark.parametrize("q_len", [1, 3, 65])
 def test_grouped_queries(heads, kv_heads, q_len, dtype, device):
-    check(dtype, device, shape={"batch": 1, "heads": heads, "kv_heads": kv_heads, "q_len": q_len, "kv_len": 130})
+    check(
+        dtype, device, shape={"batch": 1, "heads": heads, "kv_heads": kv_heads, "q_len": q_len, "kv_len": 130}
+    )
 
 
 @pytest.mark.parametrize("head_dim", [8, 17, 64, 94, 128, 256])
@@ -305,7 +328,9 @@ def test_mods_may_be_partials_and_bound_methods(device):
             def capped(cap, score, b, h, q_idx, kv_idx):
                 return cap * torch.tanh(score / cap)
 
-            block_mask = create_block_mask(self.visible, None, None, query.shape[2], key.shape[2], device="cpu")
+            block_mask = create_block_mask(
+                self.visible, None, None, query.shape[2], key.shape[2], device="cpu"
+            )
             return flex_attention(
                 query, key, value, score_mod=functools.partial(capped, 10.0), block_mask=block_mask
             )

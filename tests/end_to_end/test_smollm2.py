@@ -25,7 +25,8 @@ TEXT = (
     "lights wander among the others. They gave the wanderers names, recorded where they stood from season to "
     "season, and built calendars upon them. Centuries later the same records let others predict eclipses, "
     "and argue about what moves around what. The argument was settled slowly, by better instruments, "
-    "patience, and the stubbornness of a few careful people who trusted numbers."
+    "patience, and the stubbornness of a few careful people who trusted numbers more than they trusted habit. "
+    "Their notebooks are still read today."
 )
 
 
@@ -138,7 +139,9 @@ np.save(out, torch.cat(rows).numpy())
     out = tmp_path / "logits.npy"
     path = smollm2_pte(logits="all")
     subprocess.run(
-        [sys.executable, "-c", code, str(path), str(out), ",".join(map(str, tokens))], check=True, cwd=tmp_path
+        [sys.executable, "-c", code, str(path), str(out), ",".join(map(str, tokens))],
+        check=True,
+        cwd=tmp_path,
     )
     assert np.abs(np.load(out) - run_all(path, tokens, prefill=64)).max() <= 1e-4
 
@@ -169,7 +172,9 @@ def test_sampling_repeats_with_its_seed(smollm2_pte):
     llm = flexpte.LLM(smollm2_pte())
 
     def draw(seed):
-        return llm.generate("Once", max_tokens=16, temperature=1.0, top_k=50, top_p=0.95, min_p=0.02, seed=seed)
+        return llm.generate(
+            "Once", max_tokens=16, temperature=1.0, top_k=50, top_p=0.95, min_p=0.02, seed=seed
+        )
 
     assert draw(1) == draw(1)
     assert len({draw(s) for s in range(4)}) > 1

@@ -23,6 +23,11 @@ def save_tiny_checkpoint(folder: Path, family: str, **changes) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": CHAT_TEMPLATE, "add_bos_token": False}
+    settings = {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "chat_template": CHAT_TEMPLATE,
+        "add_bos_token": False,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from flexpte.exporter.api import decomposed
 from flexpte.exporter.capture import capture
 from flexpte.exporter.emit import WeightBytes, lowered_module
 from flexpte.exporter.partition import Partition, partition
-
 from tests.exporter.payload_interpreter import Interpreter
 
 

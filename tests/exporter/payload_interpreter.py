@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from flexpte.metal_delegate import payload_generated as schema
 
 NUMPY = {

@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import flexpte
 import pytest
 import torch
 from executorch.exir._serialize._program import deserialize_pte_binary
+from torch import nn
+
+import flexpte
 from flexpte.exporter import emit
 from flexpte.exporter.errors import Unsupported
 from flexpte.models.decoder import example_inputs_and_dynamic_shapes
-from torch import nn
-
 from tests.exporter.test_partition import CAPACITY, CONFIG, Split, decoder
 
 INPUTS = (torch.randn(2, 3),)

@@ -9,8 +9,6 @@ import math
 import pytest
 import torch
 import torch.nn.attention.flex_attention as flex_module
-from flexpte.exporter.capture import capture
-from flexpte.exporter.errors import Unsupported
 from torch import nn
 from torch._higher_order_ops.flex_attention import FlexAttentionHOP
 from torch.export import Dim
@@ -22,6 +20,9 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
     or_masks,
 )
+
+from flexpte.exporter.capture import capture
+from flexpte.exporter.errors import Unsupported
 
 compiled_flex_attention = torch.compile(flex_attention)
 compiled_create_block_mask = torch.compile(create_block_mask)

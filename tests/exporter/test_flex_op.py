@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
-from flexpte.exporter.expression import Expression, Node, to_json
-from flexpte.exporter.flex_op import flex_attention_op
 from torch._higher_order_ops.flex_attention import _permute_strides
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from flexpte.exporter.expression import Expression, Node, to_json
+from flexpte.exporter.flex_op import flex_attention_op
 
 OP = flex_attention_op()
 CAUSAL = to_json(Expression((Node("QIdx", "I32"), Node("KvIdx", "I32"), Node("Ge", "Bool", (0, 1)))))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sympy
 import torch
-from flexpte.exporter import ir, views
-from flexpte.exporter.fuse import composed, mapping
-from flexpte.exporter.ir import Value
 from torch import nn
 from torch.nn import functional as F
 
+from flexpte.exporter import ir, views
+from flexpte.exporter.fuse import composed, mapping
+from flexpte.exporter.ir import Value
 from tests.exporter.lowering_helpers import check
 
 N = sympy.Symbol("n", integer=True, positive=True)

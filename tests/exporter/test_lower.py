@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from flexpte.exporter import ir
-from flexpte.exporter.errors import Unsupported
 from torch import nn
 from torch.nn import functional as F
 
+from flexpte.exporter import ir
+from flexpte.exporter.errors import Unsupported
 from tests.exporter.lowering_helpers import check, interpreter, partitioned
 
 B, T = 2, 5

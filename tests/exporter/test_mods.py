@@ -8,13 +8,14 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from flexpte.exporter.builder import KINDS
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.evaluate import evaluate
 from flexpte.exporter.expression import from_json, to_json
 from flexpte.exporter.mods import Mod, mask_program, score_program
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 B, H, Q, K = 2, 3, 5, 6
 LIKE = torch.zeros(1)

@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
+
 from flexpte.exporter import ir
 from flexpte.exporter.errors import Unsupported
 from flexpte.models.config import DecoderConfig, LayerConfig, Rotary
 from flexpte.models.decoder import Decoder, example_inputs_and_dynamic_shapes
-from torch import nn
-from torch.nn.attention.flex_attention import flex_attention
-
 from tests.exporter.lowering_helpers import interpreter, partitioned
 
 CAPACITY = 24

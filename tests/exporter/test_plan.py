@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from flexpte.exporter.ir import Elementwise, Instruction, Storage, Value
 from flexpte.exporter.plan import ALIGNMENT_BYTES, lifetimes, plan
 from flexpte.exporter.scalars import ExpressionBuilder

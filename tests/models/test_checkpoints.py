@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from flexpte.models.checkpoints import CheckpointError, load_checkpoint
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from flexpte.models.checkpoints import CheckpointError, load_checkpoint
 from tests.models.tiny import random_tokens, save, transformers_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

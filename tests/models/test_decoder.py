@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.attention import flex_attention as torch_flex
+
 from flexpte.models.checkpoints import load_checkpoint
 from flexpte.models.config import DecoderConfig, Llama3Scaling, Rotary
 from flexpte.models.decoder import Decoder, example_inputs_and_dynamic_shapes, inverse_frequencies
-from torch.nn.attention import flex_attention as torch_flex
-
 from tests.models.tiny import FAMILIES, random_tokens, save, transformers_model
 
 NUM_TOKENS = 40  # several times the windows

@@ -10,11 +10,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from flexpte.models.checkpoints import CheckpointError, load_checkpoint
-from flexpte.models.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
+from flexpte.models.checkpoints import CheckpointError, load_checkpoint
+from flexpte.models.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN
 from tests.models.tiny import random_tokens, transformers_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer
+from transformers.integrations.gguf import convert_gguf_tokenizer
+
 from flexpte.models.tokenizer import (
     BYTE,
     CONTROL,
@@ -18,9 +22,6 @@ from flexpte.models.tokenizer import (
     TokenizerError,
     tokenizer_from_gguf,
 )
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer
-from transformers.integrations.gguf import convert_gguf_tokenizer
 
 TEXTS = [
     "",

@@ -44,7 +44,11 @@ class Encoder(nn.Module):
     def __init__(self, dim: int = 32, num_heads: int = 4) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.words, self.positions, self.types = nn.Embedding(100, dim), nn.Embedding(64, dim), nn.Embedding(2, dim)
+        self.words, self.positions, self.types = (
+            nn.Embedding(100, dim),
+            nn.Embedding(64, dim),
+            nn.Embedding(2, dim),
+        )
         self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
         self.norm, self.norm_attention, self.norm_mlp = (nn.LayerNorm(dim) for _ in range(3))
         self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
@@ -70,9 +74,16 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """A Llama-like block with a static KV cache, written in one of three usual ways."""
 
-    def __init__(self, cache: str = "index_put", dim: int = 32, num_heads: int = 4, num_kv_heads: int = 2) -> None:
+    def __init__(
+        self, cache: str = "index_put", dim: int = 32, num_heads: int = 4, num_kv_heads: int = 2
+    ) -> None:
         super().__init__()
-        self.cache, self.num_heads, self.num_kv_heads, self.head_dim = cache, num_heads, num_kv_heads, dim // num_heads
+        self.cache, self.num_heads, self.num_kv_heads, self.head_dim = (
+            cache,
+            num_heads,
+            num_kv_heads,
+            dim // num_heads,
+        )
         self.words = nn.Embedding(50, dim)
         self.query = nn.Linear(dim, dim, bias=False)
         self.key = nn.Linear(dim, num_kv_heads * self.head_dim, bias=False)
@@ -85,7 +96,9 @@ class Decoder(nn.Module):
         shape = (1, num_kv_heads, self.capacity, self.head_dim)
         self.register_buffer("k_cache", torch.zeros(shape))
         self.register_buffer("v_cache", torch.zeros(shape))
-        self.register_buffer("frequencies", 1.0 / 10000 ** (torch.arange(0, self.head_dim, 2) / self.head_dim))
+        self.register_buffer(
+            "frequencies", 1.0 / 10000 ** (torch.arange(0, self.head_dim, 2) / self.head_dim)
+        )
         self.register_buffer("mask", torch.tril(torch.ones(self.capacity, self.capacity, dtype=torch.bool)))
 
     def rotate(self, x: Tensor, input_pos: Tensor) -> Tensor:

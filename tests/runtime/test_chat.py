@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime
 
 import pytest
-from flexpte.runtime.chat import ChatTemplateError, render_chat
 from transformers.utils.chat_template_utils import render_jinja_template
+
+from flexpte.runtime.chat import ChatTemplateError, render_chat
 
 MESSAGES = [
     {"role": "system", "content": "Be <brief> & 'kind'."},

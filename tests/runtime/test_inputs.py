@@ -24,19 +24,22 @@ def doubled(example: Tensor) -> flexpte.Session:
     return flexpte.load(stock.export_stock(Identity(), (example,))).session()
 
 
-@pytest.mark.parametrize("inputs, message", [
-    ((), "takes 1 inputs, got 0"),
-    ((X, X), "takes 1 inputs, got 2"),
-    ((X[0],), r"float32 \[16\], expected at most float32 \[10, 16\]"),
-    ((X[:, :8],), r"\[3, 8\]"),
-    ((np.zeros((11, 16), np.float32),), r"\[11, 16\], expected at most"),
-    ((X.astype(np.float64),), "float64"),
-    ((X.astype(np.int64),), "int64"),
-    ((1.0,), "is float, expected at most float32"),
-    ((None,), "is none, expected"),
-    ((np.zeros((3, 16), np.complex64),), "complex64, which is not supported"),
-    ((np.array(["text"]),), "not supported"),
-])
+@pytest.mark.parametrize(
+    "inputs, message",
+    [
+        ((), "takes 1 inputs, got 0"),
+        ((X, X), "takes 1 inputs, got 2"),
+        ((X[0],), r"float32 \[16\], expected at most float32 \[10, 16\]"),
+        ((X[:, :8],), r"\[3, 8\]"),
+        ((np.zeros((11, 16), np.float32),), r"\[11, 16\], expected at most"),
+        ((X.astype(np.float64),), "float64"),
+        ((X.astype(np.int64),), "int64"),
+        ((1.0,), "is float, expected at most float32"),
+        ((None,), "is none, expected"),
+        ((np.zeros((3, 16), np.complex64),), "complex64, which is not supported"),
+        ((np.array(["text"]),), "not supported"),
+    ],
+)
 def test_wrong_inputs(mlp: tuple[stock.Mlp, bytes], inputs: tuple[Any, ...], message: str) -> None:
     session = flexpte.load(mlp[1]).session()
     with pytest.raises(flexpte.FlexpteError, match=message) as error:
@@ -51,13 +54,17 @@ def test_unknown_method_names_those_there_are(mlp: tuple[stock.Mlp, bytes]) -> N
     assert error.value.code == "NotFound"
 
 
-@pytest.mark.parametrize("view", [
-    np.asfortranarray(X),
-    np.ascontiguousarray(X[::-1])[::-1],
-    np.repeat(X, 2, axis=1)[:, ::2],
-    np.frombuffer(b"\0" + X.tobytes(), np.uint8)[1:].view(np.float32).reshape(3, 16),
-    X.astype(">f4"),
-], ids=["fortran", "negative strides", "every second column", "misaligned", "big-endian"])
+@pytest.mark.parametrize(
+    "view",
+    [
+        np.asfortranarray(X),
+        np.ascontiguousarray(X[::-1])[::-1],
+        np.repeat(X, 2, axis=1)[:, ::2],
+        np.frombuffer(b"\0" + X.tobytes(), np.uint8)[1:].view(np.float32).reshape(3, 16),
+        X.astype(">f4"),
+    ],
+    ids=["fortran", "negative strides", "every second column", "misaligned", "big-endian"],
+)
 def test_numpy_arrays_of_any_layout(mlp: tuple[stock.Mlp, bytes], view: np.ndarray) -> None:
     session = flexpte.load(mlp[1]).session()
     np.testing.assert_array_equal(view.astype(np.float32), X)
@@ -67,13 +74,19 @@ def test_numpy_arrays_of_any_layout(mlp: tuple[stock.Mlp, bytes], view: np.ndarr
 def test_torch_tensors_of_any_layout() -> None:
     x = torch.randn(2, 3, 4, 5)
     session = doubled(x)
-    for view in (x, x.contiguous(memory_format=torch.channels_last), x.transpose(0, 3).contiguous().transpose(0, 3),
-                 x.clone().requires_grad_()):
+    for view in (
+        x,
+        x.contiguous(memory_format=torch.channels_last),
+        x.transpose(0, 3).contiguous().transpose(0, 3),
+        x.clone().requires_grad_(),
+    ):
         (out,) = session.run("forward", view)
         torch.testing.assert_close(out, 2 * x)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8]
+)
 def test_dtypes(dtype: torch.dtype) -> None:
     x = torch.arange(1, 7).reshape(2, 3).to(dtype)
     (out,) = doubled(x).run("forward", x)
@@ -98,7 +111,9 @@ def test_empty_and_scalar_tensors() -> None:
 def test_methods_and_report(mlp: tuple[stock.Mlp, bytes]) -> None:
     program = flexpte.load(mlp[1])
     forward = program.methods["forward"]
-    assert [(v.kind, v.dtype, v.shape, v.dynamic) for v in forward.inputs] == [("tensor", "float32", (10, 16), True)]
+    assert [(v.kind, v.dtype, v.shape, v.dynamic) for v in forward.inputs] == [
+        ("tensor", "float32", (10, 16), True)
+    ]
     assert forward.outputs[0].shape == (10, 8)
     report = program.report
     assert report["file"]["file_size_bytes"] == len(mlp[1])
@@ -107,8 +122,9 @@ def test_methods_and_report(mlp: tuple[stock.Mlp, bytes]) -> None:
     assert program.metadata == {}
 
 
-@pytest.mark.parametrize("device, code", [("metal", "Unsupported"), ("msl-host", "Unsupported"),
-                                          ("gpu", "InvalidArgument")])
+@pytest.mark.parametrize(
+    "device, code", [("metal", "Unsupported"), ("msl-host", "Unsupported"), ("gpu", "InvalidArgument")]
+)
 def test_devices_that_this_build_lacks(mlp: tuple[stock.Mlp, bytes], device: str, code: str) -> None:
     with pytest.raises(flexpte.FlexpteError, match=device) as error:
         flexpte.load(mlp[1], device=device)

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+
 from flexpte.runtime.sampling import sample, validate_sampling
 
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from flexpte.runtime.text import TextStream
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from flexpte.runtime.text import TextStream
 
 TEXTS = [
     "Hello, world! It's 2024.",
