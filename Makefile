@@ -41,8 +41,10 @@ format: setup  ## ruff and clang-format, in place
 	@$(PYTHON) -m ruff format .
 	@clang-format -i $(CPP)
 
-types: setup  ## mypy
-	@$(PYTHON) -m mypy -p flexpte
+types: setup  ## mypy, through a folder that looks like the installed package
+	@mkdir -p build/types/flexpte
+	@ln -sfn $(CURDIR)/python/flexpte/*.py $(addprefix $(CURDIR)/,exporter models runtime metal_delegate) build/types/flexpte/
+	@MYPYPATH=build/types $(PYTHON) -m mypy -p flexpte
 
 check: lint types test  ## everything
 

@@ -65,9 +65,7 @@ def main() -> None:
         "weights_fp32_bytes": weights_fp32_bytes,
     }
     if sys.platform == "linux":
-        done = subprocess.run(
-            [sys.executable, "-c", AFTER_LOAD, str(path)], capture_output=True, text=True, check=True
-        )
+        done = subprocess.run([sys.executable, "-c", AFTER_LOAD, str(path)], capture_output=True, text=True, check=True)
         result["load_growth_bytes"] = json.loads(done.stdout)
     print(json.dumps(result, indent=2))
     save(f"export_cost_{arguments.dtype}", result)

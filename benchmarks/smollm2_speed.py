@@ -111,15 +111,11 @@ def main() -> None:
 
 def report(what: str, tokens_per_second: dict[str, list[float]]) -> dict[str, Any]:
     """Print and return the medians and the ratio flexpte / transformers, pair by pair."""
-    ratios = [
-        a / b for a, b in zip(tokens_per_second["flexpte"], tokens_per_second["transformers"], strict=True)
-    ]
+    ratios = [a / b for a, b in zip(tokens_per_second["flexpte"], tokens_per_second["transformers"], strict=True)]
     rows = {name: summary(rates) for name, rates in tokens_per_second.items()}
     print(
         f"{what:14s} "
-        + "  ".join(
-            f"{name} {r['median']:.1f} tok/s [{r['min']:.1f}-{r['max']:.1f}]" for name, r in rows.items()
-        )
+        + "  ".join(f"{name} {r['median']:.1f} tok/s [{r['min']:.1f}-{r['max']:.1f}]" for name, r in rows.items())
         + f"  ratio {statistics.median(ratios):.2f}x"
     )
     return {"tokens_per_second": rows, "ratio": summary(ratios)}

@@ -77,9 +77,7 @@ def export(
     _validate(module, example_inputs, delegate, metadata)
     for name, value in (("kv_dtype", kv_dtype), ("quantize", quantize)):
         if value is not None:
-            raise Unsupported(
-                f"{name}={value!r}", fix=f"Leave out {name}: weights and caches keep the module's dtype"
-            )
+            raise Unsupported(f"{name}={value!r}", fix=f"Leave out {name}: weights and caches keep the module's dtype")
     clock = _Clock(progress)
     with _quiet(), torch.no_grad():
         clock.start("capture")
@@ -159,8 +157,7 @@ def _validate(module: Any, example_inputs: Any, delegate: Any, metadata: Any) ->
         raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
     if not isinstance(example_inputs, tuple):
         raise TypeError(
-            "example_inputs must be a tuple of forward's positional arguments, "
-            f"got {type(example_inputs).__name__}"
+            f"example_inputs must be a tuple of forward's positional arguments, got {type(example_inputs).__name__}"
         )
     if delegate not in MODES:
         raise ValueError(f"delegate must be one of {', '.join(map(repr, MODES))}, got {delegate!r}")

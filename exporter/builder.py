@@ -125,9 +125,7 @@ class Builder:
 
     def narrow(self, number: int, dtype: torch.dtype) -> int:
         """Round the result of a computation to ``dtype`` if it is narrower than its type."""
-        if dtype not in NARROW or (
-            self.nodes[number].op == "RoundTo" and self.nodes[number].round_to == NARROW[dtype]
-        ):
+        if dtype not in NARROW or (self.nodes[number].op == "RoundTo" and self.nodes[number].round_to == NARROW[dtype]):
             return number
         return self.op("RoundTo", KINDS[dtype], number, round_to=NARROW[dtype])
 

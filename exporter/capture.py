@@ -66,9 +66,7 @@ def _packed(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _trace(
-    module: nn.Module, example_inputs: tuple[Any, ...], dynamic_shapes: Any, strict: bool
-) -> ExportedProgram:
+def _trace(module: nn.Module, example_inputs: tuple[Any, ...], dynamic_shapes: Any, strict: bool) -> ExportedProgram:
     with custom_attention(module, strict):
         return torch.export.export(module, example_inputs, dynamic_shapes=dynamic_shapes, strict=strict)
 

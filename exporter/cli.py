@@ -52,9 +52,7 @@ class Logits(StrEnum):
     all = "all"
 
 
-ModelFile = Annotated[
-    Path, typer.Argument(help="A .pte file written by `flexpte export`.", show_default=False)
-]
+ModelFile = Annotated[Path, typer.Argument(help="A .pte file written by `flexpte export`.", show_default=False)]
 MaxTokens = Annotated[int, typer.Option(help="Generate at most this many tokens.", min=0)]
 Temperature = Annotated[float, typer.Option("--temperature", "--temp", help="0 takes the likeliest token.")]
 TopK = Annotated[int, typer.Option(help="Draw among the K likeliest tokens; 0: all.")]
@@ -74,14 +72,10 @@ def export(
             show_default=False,
         ),
     ],
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="The .pte file to write.", show_default=False)
-    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The .pte file to write.", show_default=False)],
     max_context: Annotated[
         int | None,
-        typer.Option(
-            help="Longest conversation in tokens, prompt and answer; default: the model's own limit."
-        ),
+        typer.Option(help="Longest conversation in tokens, prompt and answer; default: the model's own limit."),
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Type of weights, cache and activations.")] = Dtype.fp32,
     delegate: Annotated[
@@ -221,9 +215,7 @@ def main() -> None:
 
 def _check_output(output: Path) -> None:
     if output.is_dir():
-        raise ValueError(
-            f"--output {output} is a folder: expected a file name such as {output / 'model.pte'}"
-        )
+        raise ValueError(f"--output {output} is a folder: expected a file name such as {output / 'model.pte'}")
     if not output.parent.is_dir():
         raise ValueError(f"--output {output}: the folder {output.parent} does not exist")
 

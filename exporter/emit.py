@@ -67,9 +67,7 @@ class _Shapes:
     """What ExecuTorch asks of a delegated region's original program: its results, for shapes only."""
 
     def __init__(self, lowered: Lowered) -> None:
-        self.outputs = [
-            (node.meta["val"], [size_of(s) for s in node.meta["val"].shape]) for node in lowered.outputs
-        ]
+        self.outputs = [(node.meta["val"], [size_of(s) for s in node.meta["val"].shape]) for node in lowered.outputs]
         self.symbols = lowered.region.symbols
         self.graph = fx.Graph()  # read for debug handles only
         self.graph.output(())
@@ -84,8 +82,7 @@ class _Shapes:
             size = args[source.input] if source.dim < 0 else args[source.input].shape[source.dim]
             bindings[symbol] = (size - source.addend) // source.factor
         return tuple(
-            torch.empty([_evaluate(s, bindings) for s in sizes], dtype=val.dtype)
-            for val, sizes in self.outputs
+            torch.empty([_evaluate(s, bindings) for s in sizes], dtype=val.dtype) for val, sizes in self.outputs
         )
 
 
@@ -116,9 +113,7 @@ def lowered_module(
     )
 
 
-def residual(
-    program: ExportedProgram, partition: Partition, modules: list[LoweredBackendModule]
-) -> ExportedProgram:
+def residual(program: ExportedProgram, partition: Partition, modules: list[LoweredBackendModule]) -> ExportedProgram:
     """The program with each region replaced by one delegate call, without the weights of the regions."""
     root = torch.nn.Module()
     graph = fx.Graph()
@@ -132,8 +127,7 @@ def residual(
         if node.op == "call_function" and node not in member:
             steps.append((partition.levels.get(node, 0), position, node))
     steps += [
-        (lowered.level, -1, (lowered, module))
-        for lowered, module in zip(partition.regions, modules, strict=True)
+        (lowered.level, -1, (lowered, module)) for lowered, module in zip(partition.regions, modules, strict=True)
     ]
     for _, _, step in sorted(steps, key=lambda s: s[:2]):
         if isinstance(step, fx.Node):
@@ -156,9 +150,7 @@ def residual(
     for node in reversed(graph.nodes):
         if node.op == "call_function" and not node.users and node.target is not executorch_call_delegate:
             graph.erase_node(node)
-    return _program(
-        program, root, graph, env, [(s, env.get(a) if isinstance(a, fx.Node) else a) for s, a in kept]
-    )
+    return _program(program, root, graph, env, [(s, env.get(a) if isinstance(a, fx.Node) else a) for s, a in kept])
 
 
 def _call(
@@ -260,8 +252,7 @@ def edge_program(program: ExportedProgram) -> EdgeProgramManager:
     import operator
 
     plain = all(
-        n.op != "call_function"
-        or n.target in (executorch_call_delegate, operator.getitem, torch.ops.aten.sym_size.int)
+        n.op != "call_function" or n.target in (executorch_call_delegate, operator.getitem, torch.ops.aten.sym_size.int)
         for n in program.graph.nodes
     )
     if not plain:

@@ -18,9 +18,7 @@ from flexpte.exporter.symbols import plus, same, times
 MAX_NODES = 48
 MAX_INPUTS = 12
 # Computed again for every repetition, these would cost more than the memory traffic they save.
-_CHEAP = frozenset(
-    {"Input", "Constant", "Scalar", "Cast", "RoundTo", "Neg", "Add", "Sub", "Mul", "LogicalNot"}
-)
+_CHEAP = frozenset({"Input", "Constant", "Scalar", "Cast", "RoundTo", "Neg", "Add", "Sub", "Mul", "LogicalNot"})
 # Instructions that round their float32 accumulator to whatever floating dtype their result has.
 _ACCUMULATING = (ir.Linear, ir.MatMul, ir.RmsNorm, ir.LayerNorm)
 
@@ -144,12 +142,7 @@ def _before_cast(b: Lowering, uses: _Uses, instructions: list[Instruction], numb
     """What a float32 copy of a narrower floating value was made from, to be read instead."""
     writer = uses.only_writer(b.values[number].storage)
     op = instructions[writer].op if writer is not None else None
-    if (
-        isinstance(op, Elementwise)
-        and len(op.inputs) == 1
-        and len(op.expression.nodes) == 1
-        and op.out == number
-    ):
+    if isinstance(op, Elementwise) and len(op.inputs) == 1 and len(op.expression.nodes) == 1 and op.out == number:
         source = b.values[op.inputs[0]]
         if source.dtype in ("F16", "BF16") and _rows(source) and b.storages[source.storage].kind != "State":
             return op.inputs[0]
@@ -160,9 +153,7 @@ def _rows(value: Value) -> bool:
     """Whether rows are contiguous and evenly spaced."""
     lead = replace(value, sizes=value.sizes[:-1], strides=value.strides[:-1])
     return (
-        bool(value.sizes)
-        and same(value.strides[-1], 1)
-        and views.reshape(lead, [views.num_elements(lead)]) is not None
+        bool(value.sizes) and same(value.strides[-1], 1) and views.reshape(lead, [views.num_elements(lead)]) is not None
     )
 
 
@@ -217,9 +208,7 @@ def mapping(base: Value, view: Value) -> _Mapping | None:
         if not isinstance(rest, int) or rest < 0:
             return None
         steps = [
-            (s, d)
-            for d, s in enumerate(base.strides)
-            if isinstance(s, int) and s > 0 and not same(base.sizes[d], 1)
+            (s, d) for d, s in enumerate(base.strides) if isinstance(s, int) and s > 0 and not same(base.sizes[d], 1)
         ]
         for stride, dim in sorted(steps, reverse=True):
             starts[dim], rest = divmod(rest, stride)
@@ -353,14 +342,10 @@ def _merged(b: Lowering, producer: Elementwise, consumer: Elementwise) -> Elemen
         }
         value = e.inline(producer.expression, inner, first_scalar, capture_numbers)
         leaves[index] = e.narrowed(value, base.dtype)
-    expression = e.build(
-        e.inline(consumer.expression, leaves, 0, {i: i for i in range(len(consumer.captures))})
-    )
+    expression = e.build(e.inline(consumer.expression, leaves, 0, {i: i for i in range(len(consumer.captures))}))
     if len(expression.nodes) > MAX_NODES or len(inputs) > MAX_INPUTS:
         return None
-    return Elementwise(
-        expression, tuple(inputs), consumer.out, (*consumer.scalars, *producer.scalars), tuple(captures)
-    )
+    return Elementwise(expression, tuple(inputs), consumer.out, (*consumer.scalars, *producer.scalars), tuple(captures))
 
 
 def split_at_cats(b: Lowering, instructions: list[Instruction]) -> list[Instruction]:
@@ -419,11 +404,7 @@ def _cat_parts(
     """Dimension of ``number`` and (writer, length) of each part of a concatenation read here only, else None."""
     view = b.values[number]
     writers = sorted(uses.writers[view.storage])
-    if (
-        b.storages[view.storage].kind != "Arena"
-        or len(writers) < 2
-        or uses.readers[view.storage] != {position}
-    ):
+    if b.storages[view.storage].kind != "Arena" or len(writers) < 2 or uses.readers[view.storage] != {position}:
         return None
     if not views.is_contiguous(view) or not same(view.offset, 0) or any(w in replaced for w in writers):
         return None
@@ -440,9 +421,7 @@ def _cat_parts(
             target = b.values[part.out]
             if len(target.sizes) != len(view.sizes):
                 return None
-            if views.normalised(target) != views.normalised(
-                views.narrow(view, dim, start, target.sizes[dim])
-            ):
+            if views.normalised(target) != views.normalised(views.narrow(view, dim, start, target.sizes[dim])):
                 break
             pieces.append((writer, target.sizes[dim]))
             start = plus(start, target.sizes[dim])
@@ -488,9 +467,7 @@ def _moved_writes(
         assert instruction is not None
         op = instruction.op
         written = [n for n in op.writes() if b.values[n].storage == source.storage]
-        if len(written) != 1 or any(
-            b.values[n].storage in (source.storage, target.storage) for n in op.reads()
-        ):
+        if len(written) != 1 or any(b.values[n].storage in (source.storage, target.storage) for n in op.reads()):
             return None
         base = b.values[written[0]]
         if len(writers) == 1:  # the copy may permute what the one instruction wrote

@@ -58,9 +58,7 @@ def render(description: Mapping[str, Any], console: Console) -> None:
 def _render_sizes(file: Mapping[str, Any], console: Console) -> None:
     for key, value in file.items():
         if isinstance(value, int):
-            console.print(
-                f"  {key.removesuffix('_bytes').replace('_', ' ')}: {size_text(value)}", markup=False
-            )
+            console.print(f"  {key.removesuffix('_bytes').replace('_', ' ')}: {size_text(value)}", markup=False)
         elif isinstance(value, Mapping | list):
             sizes = list(value.values()) if isinstance(value, Mapping) else value
             total = sum(s for s in sizes if isinstance(s, int))

@@ -87,9 +87,7 @@ class Lowering:
     def number(self, value: Value) -> int:
         """The number of a view; equal views have one number."""
         if len(value.sizes) > MAX_RANK:
-            raise Unsupported(
-                f"a tensor of {len(value.sizes)} dimensions", fix=f"At most {MAX_RANK} are supported"
-            )
+            raise Unsupported(f"a tensor of {len(value.sizes)} dimensions", fix=f"At most {MAX_RANK} are supported")
         if value not in self._numbers:
             self._numbers[value] = len(self.values)
             self.values.append(value)
@@ -101,9 +99,7 @@ class Lowering:
         for size in sizes:
             size_bytes *= upper_bound(size, self.bounds)
         self.storages.append(Storage(kind, index, size_bytes))
-        return self.number(
-            Value(len(self.storages) - 1, dtype, tuple(sizes), views.contiguous_strides(sizes))
-        )
+        return self.number(Value(len(self.storages) - 1, dtype, tuple(sizes), views.contiguous_strides(sizes)))
 
     def out(self, node: fx.Node, output: int | None = None) -> int:
         """A fresh contiguous value with the sizes and dtype of a node's result."""
@@ -161,9 +157,7 @@ class Lowering:
         if node in self.states_owned:
             name, tensor = self.states_owned[node]
             self.states.append(State(name, dtype_of(tensor.dtype), tuple(tensor.shape)))
-            self.env[node] = self.new(
-                tuple(tensor.shape), dtype_of(tensor.dtype), "State", len(self.states) - 1
-            )
+            self.env[node] = self.new(tuple(tensor.shape), dtype_of(tensor.dtype), "State", len(self.states) - 1)
             self.state_values[node] = self.env[node]
         elif node in self.constants_known:
             self.env[node] = self.constant(*self.constants_known[node])
@@ -206,8 +200,7 @@ class Lowering:
             [views.product(value.sizes[:-1])],
         )
         even = flat is not None and not any(
-            same(stride, 0) and not same(size, 1)
-            for size, stride in zip(value.sizes, value.strides, strict=True)
+            same(stride, 0) and not same(size, 1) for size, stride in zip(value.sizes, value.strides, strict=True)
         )
         if even and (same(value.strides[-1], 1) or same(value.sizes[-1], 1)):
             return number
@@ -260,9 +253,7 @@ class Lowering:
             self.env = {n: r for n, r in self.env.items() if not isinstance(r, int) or r < marks[-1]}
             if error.source:
                 raise
-            raise Unsupported(
-                f"{node.target}: {error.what}", source=source_line(node), fix=error.fix
-            ) from error
+            raise Unsupported(f"{node.target}: {error.what}", source=source_line(node), fix=error.fix) from error
         if key is not None:
             self._seen[key] = self.env[node]
 
@@ -301,11 +292,7 @@ def fold_constants(
     """
     known: dict[fx.Node, Any] = {}
     for node in nodes:
-        if (
-            node.op != "call_function"
-            or node.target in keep
-            or not isinstance(node.target, torch._ops.OpOverload)
-        ):
+        if node.op != "call_function" or node.target in keep or not isinstance(node.target, torch._ops.OpOverload):
             continue
         val = node.meta.get("val")
         if not isinstance(val, torch.Tensor) or not all(isinstance(s, int) for s in val.shape):

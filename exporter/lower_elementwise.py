@@ -256,9 +256,7 @@ def _pow_scalar(b: Lowering, node: fx.Node) -> int:
     if exponent == 2:
         return operands.emit(operands.e.op("Square", type, x), node)
     if type == "F32" and exponent in (0.5, -0.5, -1):
-        return operands.emit(
-            operands.e.op({0.5: "Sqrt", -0.5: "Rsqrt", -1: "Reciprocal"}[exponent], type, x), node
-        )
+        return operands.emit(operands.e.op({0.5: "Sqrt", -0.5: "Rsqrt", -1: "Reciprocal"}[exponent], type, x), node)
     return operands.emit(operands.e.op("Pow", type, x, operands.leaf(exponent, type)), node)
 
 
@@ -327,9 +325,7 @@ def _leaky_relu(b: Lowering, node: fx.Node) -> int:
     e, x = operands.e, operands.leaf(node.args[0], "F32")
     slope = node.args[1] if len(node.args) > 1 else 0.01
     positive = e.op("Gt", "Bool", x, e.const(0.0, "F32"))
-    return operands.emit(
-        e.op("Where", "F32", positive, x, e.op("Mul", "F32", x, operands.leaf(slope, "F32"))), node
-    )
+    return operands.emit(e.op("Where", "F32", positive, x, e.op("Mul", "F32", x, operands.leaf(slope, "F32"))), node)
 
 
 def _elu(b: Lowering, node: fx.Node) -> int:

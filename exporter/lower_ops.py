@@ -106,9 +106,7 @@ def _addmm(b: Lowering, node: fx.Node) -> int:
 
 def _last_only(b: Lowering, x: int, shape: Any) -> None:
     if len(shape) != 1 or not b.view(x).sizes:
-        raise Unsupported(
-            f"a norm over the {len(shape)} last dimensions", fix="Normalise the last dimension only"
-        )
+        raise Unsupported(f"a norm over the {len(shape)} last dimensions", fix="Normalise the last dimension only")
 
 
 def _rms_norm(b: Lowering, node: fx.Node) -> int:
@@ -201,9 +199,7 @@ def _extremum(op: str) -> LowerFunction:
 
     def lower(b: Lowering, node: fx.Node) -> tuple[int, ...]:
         values, indices = node.meta["val"]
-        return _reduced(b, node, op, node.args[1], values), _reduced(
-            b, node, f"Arg{op}", node.args[1], indices
-        )
+        return _reduced(b, node, op, node.args[1], values), _reduced(b, node, f"Arg{op}", node.args[1], indices)
 
     return lower
 
@@ -295,9 +291,7 @@ def _index_write(b: Lowering, node: fx.Node, dim: int, index: int, source: int) 
     if len(where.sizes) != 1:
         raise Unsupported(f"an index of {len(where.sizes)} dimensions", fix="Use positions of one dimension")
     if b.view(source).dtype != target.dtype:
-        raise Unsupported(
-            f"a {b.view(source).dtype} source for a {target.dtype} buffer", fix="Convert it first"
-        )
+        raise Unsupported(f"a {b.view(source).dtype} source for a {target.dtype} buffer", fix="Convert it first")
     number = _state_target(b, node)
     sizes = (*target.sizes[:dim], where.sizes[0], *target.sizes[dim + 1 :])
     b.emit(ir.IndexCopy(number, dim, b.number(where), b.broadcast(source, sizes)), node)
@@ -394,9 +388,7 @@ def _attention(b: Lowering, node: fx.Node) -> tuple[int, ...]:
 def _last_contiguous(b: Lowering, number: int, node: fx.Node) -> int:
     value = b.view(number)
     if len(value.sizes) != 4:
-        raise Unsupported(
-            f"an attention operand of {len(value.sizes)} dimensions", fix="Expected [B, H, L, D]"
-        )
+        raise Unsupported(f"an attention operand of {len(value.sizes)} dimensions", fix="Expected [B, H, L, D]")
     return number if same(value.strides[-1], 1) or same(value.sizes[-1], 1) else b.materialised(number, node)
 
 

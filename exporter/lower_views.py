@@ -40,11 +40,7 @@ def _transpose(b: Lowering, node: fx.Node) -> int:
     rank = len(value.sizes)
     dims = list(range(rank))
     if rank > 1:
-        i, j = (
-            (0, 1)
-            if node.target is aten.t.default
-            else (_dim(node, 1, None, rank), _dim(node, 2, None, rank))
-        )
+        i, j = (0, 1) if node.target is aten.t.default else (_dim(node, 1, None, rank), _dim(node, 2, None, rank))
         dims[i], dims[j] = dims[j], dims[i]
     return b.number(views.permute(value, dims))
 

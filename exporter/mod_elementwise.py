@@ -46,9 +46,7 @@ def add(op: str, *, reverse: bool = False) -> Handler:
         left, right = t.converted(a, dtype), t.converted(b, dtype)
         kind = KINDS[dtype]
         if alpha != 1:
-            right = t.each(
-                lambda x, y: t.build.op("Mul", kind, x, y), dtype, right, t.converted(alpha, dtype)
-            )
+            right = t.each(lambda x, y: t.build.op("Mul", kind, x, y), dtype, right, t.converted(alpha, dtype))
         return finish(t, node, computed(t, dtype, op, left, right))
 
     return handler
@@ -66,9 +64,7 @@ def compare(op: str) -> Handler:
         dtype = t.promoted(a, b)
         if dtype == torch.bool:  # as integers: False < True
             dtype = torch.int32
-        return t.each(
-            lambda *n: t.build.op(op, "Bool", *n), torch.bool, t.converted(a, dtype), t.converted(b, dtype)
-        )
+        return t.each(lambda *n: t.build.op(op, "Bool", *n), torch.bool, t.converted(a, dtype), t.converted(b, dtype))
 
     return handler
 
@@ -297,9 +293,7 @@ def filled(value: Callable[[fx.Node], Any]) -> Handler:
         result = node.meta["val"]
         shape = tuple(int(s) for s in result.shape)
         filling = t.converted(value(node), result.dtype)
-        return t.each(
-            lambda n, _: n, result.dtype, filling, Lanes(torch.zeros(shape, dtype=torch.int64), result.dtype)
-        )
+        return t.each(lambda n, _: n, result.dtype, filling, Lanes(torch.zeros(shape, dtype=torch.int64), result.dtype))
 
     return handler
 
@@ -310,9 +304,7 @@ def arange(t: Translator, node: Any) -> Value:
     if node.target == aten.arange.start_step:
         start, step = node.args[0], argument(node, 2, "step", 1)
     if any(type_of_number(n) is not int or isinstance(n, torch.SymInt) for n in (start, step, *result.shape)):
-        raise t.unsupported(
-            "a mod calls torch.arange with other than plain integers", "Compute it in forward"
-        )
+        raise t.unsupported("a mod calls torch.arange with other than plain integers", "Compute it in forward")
     kind = KINDS[result.dtype]
     numbers = [t.build.constant(start + step * i, kind) for i in range(result.shape[0])]
     return Lanes(torch.tensor(numbers, dtype=torch.int64), result.dtype)

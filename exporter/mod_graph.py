@@ -94,9 +94,7 @@ def record(
                 fix="It must return one 0-d tensor; reduce it, or index it with b, h, q_idx, kv_idx",
             )
         recorder.graph.output(recorder.node_of(result))
-    recorder.graph.eliminate_dead_code(
-        lambda n: n.op in ("placeholder", "output")
-    )  # no op recorded has effects
+    recorder.graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output"))  # no op recorded has effects
     return ModGraph(recorder.graph, {n: t for n, t in recorder.captures.items() if n.users})
 
 
@@ -139,9 +137,7 @@ class _Recorder(TorchDispatchMode):
             with torch.utils._python_dispatch._disable_current_modes():
                 shape, stride = tensor.shape, tensor.stride()
             with self._fake_mode:
-                self._fakes[id(tensor)] = torch.empty_strided(
-                    shape, stride, dtype=tensor.dtype, device=tensor.device
-                )
+                self._fakes[id(tensor)] = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
             self._keep_alive.append(tensor)
         return self._fakes[id(tensor)]
 

@@ -40,9 +40,7 @@ def reduced(
     out = []
     for row in rows.reshape(-1, rows.shape[-1]).tolist():
         if not row and empty is None:
-            raise t.unsupported(
-                "a mod takes the maximum or minimum of nothing", "Reduce at least one element"
-            )
+            raise t.unsupported("a mod takes the maximum or minimum of nothing", "Reduce at least one element")
         total = row[0] if row else empty
         for number in row[1:]:
             total = combine(total, number)
@@ -58,9 +56,7 @@ def total(op: str, start: float, *, mean: bool = False) -> Handler:
         x = t.converted(node.args[0], wide)
         kind = KINDS[wide]
         dims, keep = reduced_dims(node, x.nodes.dim())
-        total = reduced(
-            t, x, dims, keep, lambda a, b: t.build.op(op, kind, a, b), t.build.constant(start, kind)
-        )
+        total = reduced(t, x, dims, keep, lambda a, b: t.build.op(op, kind, a, b), t.build.constant(start, kind))
         if mean:
             count = math.prod(x.nodes.shape[d] for d in dims)
             total = t.each(lambda a, b: t.build.op("Div", kind, a, b), wide, total, t.converted(count, wide))
@@ -84,9 +80,7 @@ def quantified(op: str, start: int) -> Handler:
     def handler(t: Translator, node: Any) -> Value:
         x = t.converted(node.args[0], torch.bool)
         dims, keep = reduced_dims(node, x.nodes.dim())
-        return reduced(
-            t, x, dims, keep, lambda a, b: t.build.op(op, "Bool", a, b), t.build.constant(start, "Bool")
-        )
+        return reduced(t, x, dims, keep, lambda a, b: t.build.op(op, "Bool", a, b), t.build.constant(start, "Bool"))
 
     return handler
 

@@ -113,9 +113,7 @@ def unsqueeze(t: Translator, node: Any) -> Value:
     if not isinstance(value, View):
         return rearrange(t, node)
     dim = node.args[1] % (len(value.shape) + 1)
-    index = tuple(
-        Free(i.dim + 1, i.start, i.step) if isinstance(i, Free) and i.dim >= dim else i for i in value.index
-    )
+    index = tuple(Free(i.dim + 1, i.start, i.step) if isinstance(i, Free) and i.dim >= dim else i for i in value.index)
     return View(value.capture, index, (*value.shape[:dim], 1, *value.shape[dim:]), value.dtype)
 
 
@@ -132,9 +130,7 @@ def permute(t: Translator, node: Any) -> Value:
         order = list(range(rank))
         a, b = (d % rank for d in node.args[1:3])
         order[a], order[b] = order[b], order[a]
-    index = tuple(
-        Free(order.index(i.dim), i.start, i.step) if isinstance(i, Free) else i for i in value.index
-    )
+    index = tuple(Free(order.index(i.dim), i.start, i.step) if isinstance(i, Free) else i for i in value.index)
     return View(value.capture, index, tuple(value.shape[d] for d in order), value.dtype)
 
 
@@ -263,7 +259,5 @@ def index_select(t: Translator, node: Any) -> Value:
         raise t.unsupported("a mod uses index_select", "Index with [...] instead")
     dim = dim % len(view.shape)
     fixed = drop_dim(view, dim, lambda f: affine(t, f, int(lanes.nodes.reshape(())), view.shape[dim]))
-    index_ = tuple(
-        Free(i.dim + 1, i.start, i.step) if isinstance(i, Free) and i.dim >= dim else i for i in fixed.index
-    )
+    index_ = tuple(Free(i.dim + 1, i.start, i.step) if isinstance(i, Free) and i.dim >= dim else i for i in fixed.index)
     return View(fixed.capture, index_, (*fixed.shape[:dim], 1, *fixed.shape[dim:]), fixed.dtype)

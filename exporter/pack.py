@@ -80,19 +80,13 @@ class _Scalars:
             return self._chain("Min", expr.args)
         if isinstance(expr, (FloorDiv, CleanDiv, Mod, PythonMod)):
             left, right = (self.number(_int(a)) for a in expr.args[:2])
-            return self._append(
-                expr, "Mod" if isinstance(expr, (Mod, PythonMod)) else "FloorDiv", left, right
-            )
-        raise Unsupported(
-            f"a size computed as {expr}", fix="Use sums, products, floor division, modulo, min and max"
-        )
+            return self._append(expr, "Mod" if isinstance(expr, (Mod, PythonMod)) else "FloorDiv", left, right)
+        raise Unsupported(f"a size computed as {expr}", fix="Use sums, products, floor division, modulo, min and max")
 
     def _symbol(self, symbol: sympy.Symbol) -> int:
         source = self.region.symbols.get(symbol)
         if source is None:
-            raise Unsupported(
-                f"size {symbol} is the size of no input", fix="Pass a tensor of that size to forward"
-            )
+            raise Unsupported(f"size {symbol} is the size of no input", fix="Pass a tensor of that size to forward")
         size = source.factor * symbol + source.addend
         op, dim = ("InputValue", 0) if source.dim < 0 else ("InputSize", source.dim)
         number = self._append(_int(size), op, source.input, dim)

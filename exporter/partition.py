@@ -173,8 +173,7 @@ def partition(program: ExportedProgram, mode: str) -> Partition:
                 f"flex_attention {node.name} cannot be delegated: "
                 + (reason.reason if reason else f'delegate="{mode}" delegates nothing'),
                 source=source_line(node),
-                fix=(reason.fix if reason else None)
-                or 'Nothing else can run it: export with delegate="full"',
+                fix=(reason.fix if reason else None) or 'Nothing else can run it: export with delegate="full"',
             )
     claims: dict[int, Claim] = {}
     for node in nodes:
@@ -359,9 +358,7 @@ def _lower_region(
     return Lowered(claim.level, tuple(claim.nodes), *_finish(b, states, inputs, numbers), tuple(outputs))
 
 
-def _write_back(
-    b: Lowering, placeholders: Placeholders, owned: Iterable[fx.Node], members: set[fx.Node]
-) -> None:
+def _write_back(b: Lowering, placeholders: Placeholders, owned: Iterable[fx.Node], members: set[fx.Node]) -> None:
     """States whose new value was computed elsewhere get it at the end."""
     pending = []
     for buffer in owned:
@@ -411,9 +408,7 @@ def _sized_inputs(b: Lowering, placeholders: Placeholders, inputs: list[fx.Node]
     return extra
 
 
-def _finish(
-    b: Lowering, states: list[State], inputs: list[Any], outputs: list[int]
-) -> tuple[Region, tuple[Any, ...]]:
+def _finish(b: Lowering, states: list[State], inputs: list[Any], outputs: list[int]) -> tuple[Region, tuple[Any, ...]]:
     """Number afresh what the instructions use, plan the arena, find the symbols."""
     kept_values: dict[int, int] = {}
     for instruction in b.instructions:
@@ -439,9 +434,7 @@ def _finish(
         else b.storages[s]
         for s in storages
     ]
-    values = tuple(
-        views.normalised(replace(b.values[n], storage=storages[b.values[n].storage])) for n in kept_values
-    )
+    values = tuple(views.normalised(replace(b.values[n], storage=storages[b.values[n].storage])) for n in kept_values)
     instructions = tuple(Instruction(_renumbered(i.op, kept_values), i.name) for i in b.instructions)
     planned, arena_size_bytes = plan(values, new_storages, instructions)
     symbols = find_symbols([b.view(n).sizes for n in bound])  # type: ignore[arg-type]

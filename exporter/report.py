@@ -121,9 +121,7 @@ class ExportReport:
         for same in groups.values():
             a = same[0]
             names = a.name if len(same) == 1 else f"{a.name} and {len(same) - 1} more"
-            lines.append(
-                f"attention {names}: query [{', '.join(a.query_shape)}], key [{', '.join(a.key_shape)}]"
-            )
+            lines.append(f"attention {names}: query [{', '.join(a.query_shape)}], key [{', '.join(a.key_shape)}]")
             lines.append(f"  mask_mod: {a.mask_mod or 'none'}; score_mod: {a.score_mod or 'none'}")
         if self.caches:
             total = sum(c.size_bytes for c in self.caches)

@@ -83,9 +83,7 @@ def upper_bound(size: Size, bounds: Bounds) -> int:
         ranges[symbol] = ValueRanges(lower, upper)
     bound = bound_sympy(size, ranges).upper
     if bound in (int_oo, sympy.oo):
-        raise Unsupported(
-            f"size {size} has no upper bound", fix="Bound the dimensions it depends on with Dim(max=...)"
-        )
+        raise Unsupported(f"size {size} has no upper bound", fix="Bound the dimensions it depends on with Dim(max=...)")
     return int(bound)
 
 
@@ -101,9 +99,7 @@ def find_symbols(inputs: Iterable[tuple[Size, ...] | Size | None]) -> dict[sympy
         dims = enumerate(sizes) if isinstance(sizes, tuple) else [(-1, sizes)]
         for dim, size in dims:
             source = _linear(size, number, dim)
-            if source is not None and (
-                source[0] not in found or source[1].factor == 1 < found[source[0]].factor
-            ):
+            if source is not None and (source[0] not in found or source[1].factor == 1 < found[source[0]].factor):
                 found[source[0]] = source[1]
     return found
 

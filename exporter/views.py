@@ -75,9 +75,7 @@ def reshape(value: Value, sizes: Sequence[Size]) -> Value | None:
 
 def permute(value: Value, dims: Sequence[int]) -> Value:
     """Dimensions in another order."""
-    return replace(
-        value, sizes=tuple(value.sizes[d] for d in dims), strides=tuple(value.strides[d] for d in dims)
-    )
+    return replace(value, sizes=tuple(value.sizes[d] for d in dims), strides=tuple(value.strides[d] for d in dims))
 
 
 def narrow(value: Value, dim: int, start: Size, length: Size, step: int = 1) -> Value:

@@ -99,14 +99,11 @@ def _open(path: Path) -> Source:
         found = f"it has {len(ggufs)} .gguf files: name one of them" if ggufs else "it has neither"
         raise CheckpointError(f"{path}: expected a folder with config.json or one .gguf file, but {found}")
     if not path.exists():
-        raise CheckpointError(
-            f"{path}: no such file or folder; give a downloaded Hugging Face folder or a .gguf file"
-        )
+        raise CheckpointError(f"{path}: no such file or folder; give a downloaded Hugging Face folder or a .gguf file")
     if is_gguf(path):
         return open_gguf(path)
     raise CheckpointError(
-        f"{path}: not a checkpoint; expected a Hugging Face folder (config.json, *.safetensors) "
-        "or a .gguf file"
+        f"{path}: not a checkpoint; expected a Hugging Face folder (config.json, *.safetensors) or a .gguf file"
     )
 
 
@@ -125,9 +122,7 @@ def _check_names(source: Source, expected: Mapping[str, tuple[int, ...]]) -> Non
             "layers. Download it again, or correct its configuration"
         )
     tied = {"lm_head.weight"} if source.config.tie_word_embeddings else set()
-    unexpected = [
-        t.stored_name for name, t in source.tensors.items() if name not in expected and name not in tied
-    ]
+    unexpected = [t.stored_name for name, t in source.tensors.items() if name not in expected and name not in tied]
     if unexpected:
         raise CheckpointError(
             f"{source.name}: {_listed('tensor', unexpected)} not part of a {source.config.model_type} model; "

@@ -107,8 +107,7 @@ class DecoderConfig:
             divisors = layer.rotary.divisors
             if divisors is not None and len(divisors) != layer.rotary.rotary_dim // 2:
                 raise ConfigError(
-                    f"{len(divisors)} frequency divisors for {layer.rotary.rotary_dim // 2} rotated pairs "
-                    "of a head"
+                    f"{len(divisors)} frequency divisors for {layer.rotary.rotary_dim // 2} rotated pairs of a head"
                 )
         for name in ("attention_softcap", "logit_softcap"):
             cap = getattr(self, name)
@@ -278,18 +277,14 @@ def _read_hugging_face(model_type: str, fields: _Fields) -> DecoderConfig:
     num_heads = fields.integer("num_attention_heads")
     if num_heads < 1:
         raise ConfigError(f"config.json: num_attention_heads must be at least 1, got {num_heads}")
-    num_kv_heads = (
-        num_heads if fields.get("num_key_value_heads") is None else fields.integer("num_key_value_heads")
-    )
+    num_kv_heads = num_heads if fields.get("num_key_value_heads") is None else fields.integer("num_key_value_heads")
     head_dim = hidden_size // num_heads if fields.get("head_dim") is None else fields.integer("head_dim")
     attention_bias = model_type not in ("mistral", "qwen2") and fields.boolean("attention_bias")
     scale_by = fields.number("query_pre_attn_scalar") if gemma else head_dim
     activation = fields.get("hidden_activation" if gemma else "hidden_act")
     if activation not in _ACTIVATIONS:
         name = "hidden_activation" if gemma else "hidden_act"
-        raise ConfigError(
-            f"config.json: {name} {activation!r} is not supported; known: {', '.join(_ACTIVATIONS)}"
-        )
+        raise ConfigError(f"config.json: {name} {activation!r} is not supported; known: {', '.join(_ACTIVATIONS)}")
     return DecoderConfig(
         model_type=model_type,
         vocab_size=fields.integer("vocab_size"),
@@ -320,9 +315,7 @@ def _layers(model_type: str, fields: _Fields, head_dim: int) -> tuple[LayerConfi
     types = _layer_types(model_type, fields)
     rotaries = {kind: _rotary(model_type, fields, kind, head_dim) for kind in set(types)}
     window = fields.integer("sliding_window") if "sliding_attention" in types else None
-    return tuple(
-        LayerConfig(rotaries[kind], window if kind == "sliding_attention" else None) for kind in types
-    )
+    return tuple(LayerConfig(rotaries[kind], window if kind == "sliding_attention" else None) for kind in types)
 
 
 def _layer_types(model_type: str, fields: _Fields) -> list[str]:
@@ -341,22 +334,13 @@ def _layer_types(model_type: str, fields: _Fields) -> list[str]:
     if given is None:
         return [_default_layer_type(model_type, fields, layer) for layer in range(count)]
     if not isinstance(given, list) or len(given) != count:
-        raise ConfigError(
-            f"config.json: layer_types must list num_hidden_layers = {count} types, got {given!r}"
-        )
+        raise ConfigError(f"config.json: layer_types must list num_hidden_layers = {count} types, got {given!r}")
     for kind in given:
         if kind not in ("full_attention", "sliding_attention"):
-            raise ConfigError(
-                f"config.json: layer_types names {kind!r}; supported: full_attention, sliding_attention"
-            )
-    if (
-        model_type.startswith("qwen")
-        and "sliding_attention" in given
-        and not fields.boolean("use_sliding_window")
-    ):
+            raise ConfigError(f"config.json: layer_types names {kind!r}; supported: full_attention, sliding_attention")
+    if model_type.startswith("qwen") and "sliding_attention" in given and not fields.boolean("use_sliding_window"):
         raise ConfigError(
-            "config.json: layer_types has sliding_attention while use_sliding_window is false; "
-            "make them agree"
+            "config.json: layer_types has sliding_attention while use_sliding_window is false; make them agree"
         )
     return given
 
@@ -387,20 +371,14 @@ def _rotary(model_type: str, fields: _Fields, kind: str, head_dim: int) -> Rotar
             parameters = parameters.get(kind) or {}
     if not isinstance(parameters, Mapping):
         raise ConfigError(f"config.json: rope_scaling/rope_parameters must be an object, got {parameters!r}")
-    rope = _Fields(
-        parameters, {"rope_theta": theta, "partial_rotary_factor": fields.get("partial_rotary_factor")}
-    )
-    partial = (
-        1.0 if rope.get("partial_rotary_factor") is None else float(rope.number("partial_rotary_factor"))
-    )
+    rope = _Fields(parameters, {"rope_theta": theta, "partial_rotary_factor": fields.get("partial_rotary_factor")})
+    partial = 1.0 if rope.get("partial_rotary_factor") is None else float(rope.number("partial_rotary_factor"))
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
     base = Rotary(theta=float(rope.number("rope_theta")), rotary_dim=int(head_dim * partial))
     if rope_type == "default":
         # transformers rotates the whole head here, whatever partial_rotary_factor says.
         if partial != 1.0:
-            raise ConfigError(
-                "config.json: partial_rotary_factor with the default rope_type is not supported"
-            )
+            raise ConfigError("config.json: partial_rotary_factor with the default rope_type is not supported")
         return base
     if rope_type == "linear":
         return Rotary(base.theta, base.rotary_dim, linear_factor=float(rope.number("factor")))
@@ -413,6 +391,4 @@ def _rotary(model_type: str, fields: _Fields, kind: str, head_dim: int) -> Rotar
             original_context=int(original),
         )
         return Rotary(base.theta, base.rotary_dim, llama3=scaling)
-    raise ConfigError(
-        f"config.json: rope_type {rope_type!r} is not supported; known: default, linear, llama3"
-    )
+    raise ConfigError(f"config.json: rope_type {rope_type!r} is not supported; known: default, linear, llama3")

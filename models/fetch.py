@@ -49,8 +49,7 @@ def fetch_smollm2(cache_dir: str | Path = "models-cache", *, progress: Progress 
             os.replace(complete, target)
     except OSError as error:
         raise FetchError(
-            f"cannot write the model to {folder}: {error}. "
-            f"Set {CACHE_VARIABLE} to a folder with 300 MB of space"
+            f"cannot write the model to {folder}: {error}. Set {CACHE_VARIABLE} to a folder with 300 MB of space"
         ) from error
     report(f"{target} is ready")
     return target.resolve()

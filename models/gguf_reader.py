@@ -75,18 +75,14 @@ def open_gguf(path: Path) -> Source:
     except (ConfigError, TokenizerError) as error:
         raise CheckpointError(f"{path}: {error}") from error
     if (count := len(metadata["tokenizer.ggml.tokens"])) > config.vocab_size:
-        raise CheckpointError(
-            f"{path}: {count} tokens in the tokenizer, {config.vocab_size} in the embedding"
-        )
+        raise CheckpointError(f"{path}: {count} tokens in the tokenizer, {config.vocab_size} in the embedding")
     tensors = {}
     for name, tensor in stored.items():
         if name == _FREQUENCY_DIVISORS:  # part of the configuration
             continue
         shape = tuple(int(size) for size in reversed(tensor.shape))
         parameter = _parameter_name(name, config.post_norms)
-        tensors[parameter] = StoredTensor(
-            name, shape, partial(_read, path, tensor, shape, _unpermute(name, config))
-        )
+        tensors[parameter] = StoredTensor(name, shape, partial(_read, path, tensor, shape, _unpermute(name, config)))
     return Source(path.stem, config, tokenizer, tensors)
 
 
@@ -198,14 +194,10 @@ def _config(entries: Mapping[str, Any], tensors: Mapping[str, Any]) -> DecoderCo
     gemma = architecture == "gemma3"
     hidden_size, num_heads = data.integer("embedding_length"), data.integer("attention.head_count")
     if num_heads < 1:
-        raise ConfigError(
-            f"the entry {architecture}.attention.head_count must be at least 1, got {num_heads}"
-        )
+        raise ConfigError(f"the entry {architecture}.attention.head_count must be at least 1, got {num_heads}")
     head_dim = data.integer("attention.key_length", hidden_size // num_heads)
     if data.integer("attention.value_length", head_dim) != head_dim:
-        raise ConfigError(
-            f"{architecture}.attention.value_length differs from key_length, which is not supported"
-        )
+        raise ConfigError(f"{architecture}.attention.value_length differs from key_length, which is not supported")
     layers = _layers(data, tensors, head_dim)
     softcaps = {key: data.get(f"{key}_logit_softcapping") or None for key in ("attn", "final")}
     return DecoderConfig(
@@ -238,9 +230,7 @@ def _rows(tensors: Mapping[str, Any], name: str, dim: int) -> int:
     return int(tensors[name].shape[dim]) if name in tensors and len(tensors[name].shape) > dim else 0
 
 
-def _attention_scale(
-    architecture: str, num_layers: int, hidden_size: int, num_heads: int, head_dim: int
-) -> float:
+def _attention_scale(architecture: str, num_layers: int, hidden_size: int, num_heads: int, head_dim: int) -> float:
     # Files do not carry the scale; Gemma 3 27B, known by its 62 layers, is the one that differs.
     if architecture == "gemma3" and num_layers == 62:
         return 1 / math.sqrt(hidden_size / num_heads)
@@ -252,9 +242,7 @@ def _layers(data: _Metadata, tensors: Mapping[str, Any], head_dim: int) -> tuple
     window = data.integer("attention.sliding_window", 0) or None
     count = data.integer("block_count")
     if count > len(tensors):
-        raise ConfigError(
-            f"{data.architecture}.block_count is {count}, but the file has {len(tensors)} tensors"
-        )
+        raise ConfigError(f"{data.architecture}.block_count is {count}, but the file has {len(tensors)} tensors")
     if data.architecture == "gemma3":
         # Every sixth layer is global; local ones rotate with base 10000 and are never stretched.
         local = Rotary(data.number("rope.freq_base_swa", 10_000.0), head_dim)
@@ -262,8 +250,7 @@ def _layers(data: _Metadata, tensors: Mapping[str, Any], head_dim: int) -> tuple
             raise ConfigError("the entry gemma3.attention.sliding_window is missing")
         pattern = max(data.integer("attention.sliding_window_pattern", 6), 1)
         return tuple(
-            LayerConfig(local, window) if (layer + 1) % pattern else LayerConfig(rotary)
-            for layer in range(count)
+            LayerConfig(local, window) if (layer + 1) % pattern else LayerConfig(rotary) for layer in range(count)
         )
     return (LayerConfig(rotary, window),) * count
 
@@ -271,9 +258,7 @@ def _layers(data: _Metadata, tensors: Mapping[str, Any], head_dim: int) -> tuple
 def _rotary(data: _Metadata, tensors: Mapping[str, Any], head_dim: int) -> Rotary:
     scaling = data.get("rope.scaling.type") or "none"
     if scaling not in ("none", "linear"):
-        raise ConfigError(
-            f"{data.architecture}.rope.scaling.type {scaling!r} is not supported; known: none, linear"
-        )
+        raise ConfigError(f"{data.architecture}.rope.scaling.type {scaling!r} is not supported; known: none, linear")
     rotary_dim = data.integer("rope.dimension_count", head_dim)
     if rotary_dim != head_dim:
         raise ConfigError(

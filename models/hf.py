@@ -56,9 +56,7 @@ def _tensors(folder: Path) -> dict[str, StoredTensor]:
                 continue
             name = stored.stored_name.removeprefix("model.")
             if name in tensors:
-                raise CheckpointError(
-                    f"{folder}: tensor {stored.stored_name} is stored in more than one file"
-                )
+                raise CheckpointError(f"{folder}: tensor {stored.stored_name} is stored in more than one file")
             tensors[name] = stored
     return tensors
 
@@ -89,9 +87,7 @@ def _stored_tensors(path: Path) -> Iterable[StoredTensor]:
         tensors: Any = safe_open(str(path), framework="pt", device="cpu")
         for name in tensors.keys():  # noqa: SIM118 (not a mapping)
             part = tensors.get_slice(name)
-            yield StoredTensor(
-                name, tuple(part.get_shape()), partial(_read, path, tensors, name, part.get_dtype())
-            )
+            yield StoredTensor(name, tuple(part.get_shape()), partial(_read, path, tensors, name, part.get_dtype()))
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: corrupt or cut off ({error}); download it again") from error
 
@@ -112,9 +108,7 @@ def _read(path: Path, file: Any, name: str, dtype: str) -> Tensor:
 def _tokenizer(folder: Path, config: Mapping[str, Any], vocab_size: int) -> TokenizerInfo | None:
     path = folder / "tokenizer.json"
     if not path.is_file():
-        others = [
-            name for name in ("tokenizer.model", "vocab.json", "vocab.txt") if (folder / name).is_file()
-        ]
+        others = [name for name in ("tokenizer.model", "vocab.json", "vocab.txt") if (folder / name).is_file()]
         if others:
             raise CheckpointError(
                 f"{folder}: has {others[0]} but no tokenizer.json; make one with transformers: "

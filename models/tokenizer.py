@@ -77,9 +77,7 @@ def load_tokenizer(content: str) -> Tokenizer:
 def _required_id(tokenizer: Tokenizer, token: str, field: str) -> int:
     token_id: int | None = tokenizer.token_to_id(token)
     if token_id is None:
-        raise TokenizerError(
-            f"tokenizer_config.json names the {field} {token!r}, which the vocabulary does not have"
-        )
+        raise TokenizerError(f"tokenizer_config.json names the {field} {token!r}, which the vocabulary does not have")
     return token_id
 
 
@@ -195,9 +193,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tuple[Tok
     for merge in _strings(metadata, "tokenizer.ggml.merges"):
         left, space, right = merge.partition(" ")
         if not (left and space and right):
-            raise TokenizerError(
-                f"tokenizer.ggml.merges has {merge!r}; expected two tokens and a space between"
-            )
+            raise TokenizerError(f"tokenizer.ggml.merges has {merge!r}; expected two tokens and a space between")
         merges.append((left, right))
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(_bpe(vocabulary, merges, ignore_merges=rules.whole_words))
@@ -242,9 +238,7 @@ def _sentencepiece(
     )
     steps: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if metadata.get("tokenizer.ggml.add_space_prefix", not gemma):
-        tokenizer.normalizer = normalizers.Sequence(
-            [normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)]
-        )
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])
         steps.append(decoders.Strip(content=" ", left=1, right=0))
     else:
         tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
@@ -274,9 +268,7 @@ def _add_special_tokens(tokenizer: Tokenizer, tokens: Sequence[str], types: Sequ
     ]
     tokenizer.add_special_tokens(special)
     visible = [
-        AddedToken(t, normalized=False, special=False)
-        for t, k in zip(tokens, types, strict=True)
-        if k == USER_DEFINED
+        AddedToken(t, normalized=False, special=False) for t, k in zip(tokens, types, strict=True) if k == USER_DEFINED
     ]
     tokenizer.add_tokens(visible)
 

@@ -47,9 +47,7 @@ def render_chat(
     """
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise ChatTemplateError(
-                f'message {number} must be a mapping with a "role" and "content", got {message!r}'
-            )
+            raise ChatTemplateError(f'message {number} must be a mapping with a "role" and "content", got {message!r}')
     try:
         return (
             _environment()
@@ -93,9 +91,7 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Jinja's own ``tojson`` escapes HTML characters, which models have not been trained on."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:

@@ -260,9 +260,7 @@ class LLM:
             if rest:
                 yield rest
         finally:
-            self.stats = GenerationStats(
-                len(tokens), reused, generated, prefill_seconds, decode_seconds, finish_reason
-            )
+            self.stats = GenerationStats(len(tokens), reused, generated, prefill_seconds, decode_seconds, finish_reason)
 
     def _reusable(self, tokens: list[int]) -> int:
         """How many leading tokens are in the cache already; the last one is always computed anew."""

@@ -89,9 +89,7 @@ class Program:
     def methods(self) -> dict[str, MethodInfo]:
         """The methods by name."""
         return {
-            method["name"]: MethodInfo(
-                method["name"], _value_infos(method["inputs"]), _value_infos(method["outputs"])
-            )
+            method["name"]: MethodInfo(method["name"], _value_infos(method["inputs"]), _value_infos(method["outputs"]))
             for method in self._methods
         }
 
@@ -170,8 +168,7 @@ class Session:
 
 def _value_infos(values: list[Mapping[str, Any]]) -> tuple[ValueInfo, ...]:
     return tuple(
-        ValueInfo(v["kind"], v.get("dtype"), tuple(v.get("shape", ())), v.get("dynamic", False))
-        for v in values
+        ValueInfo(v["kind"], v.get("dtype"), tuple(v.get("shape", ())), v.get("dynamic", False)) for v in values
     )
 
 
@@ -180,8 +177,7 @@ def _method_report(method: Mapping[str, Any]) -> dict[str, Any]:
         "inputs": method["inputs"],
         "outputs": method["outputs"],
         "delegates": [
-            {**delegate, "description": _json_or_text(delegate["description"])}
-            for delegate in method["delegates"]
+            {**delegate, "description": _json_or_text(delegate["description"])} for delegate in method["delegates"]
         ],
         "delegate_calls": sum(is_delegate for _, is_delegate in method["instructions"]),
         "operators": dict(Counter(name for name, is_delegate in method["instructions"] if not is_delegate)),
@@ -208,9 +204,7 @@ def _native_input(number: int, value: Any, torch: Any) -> Any:
         if tensor.layout is not torch.strided:
             raise FlexpteError(f"input {number} is a sparse tensor; pass a dense one", "InvalidArgument")
         if tensor.device.type != "cpu":
-            raise FlexpteError(
-                f"input {number} is on {tensor.device}; pass a tensor on the CPU", "InvalidArgument"
-            )
+            raise FlexpteError(f"input {number} is on {tensor.device}; pass a tensor on the CPU", "InvalidArgument")
         tensor = tensor.resolve_conj().resolve_neg()
         if tensor.dtype == torch.bfloat16:
             return tensor.view(torch.int16), True
@@ -225,9 +219,7 @@ def _native_input(number: int, value: Any, torch: Any) -> Any:
     if array.dtype.name == "bfloat16":
         return np.ascontiguousarray(array).view(np.int16).reshape(array.shape), True
     if array.dtype.kind not in "biuf":
-        raise FlexpteError(
-            f"input {number} has dtype {array.dtype}, which is not supported", "InvalidArgument"
-        )
+        raise FlexpteError(f"input {number} has dtype {array.dtype}, which is not supported", "InvalidArgument")
     aligned = (
         array
         if array.dtype.isnative and array.flags.aligned

@@ -36,9 +36,7 @@ class TextStream:
             return ""
         name = self._tokenizer.id_to_token(token)
         if name is None:
-            raise ValueError(
-                f"token {token} is not in the vocabulary of {self._tokenizer.get_vocab_size()} tokens"
-            )
+            raise ValueError(f"token {token} is not in the vocabulary of {self._tokenizer.get_vocab_size()} tokens")
         self._pending.append(token)
         # A run of byte tokens is decoded as a whole: as characters if all of it is valid UTF-8.
         if _BYTE_TOKEN.fullmatch(name):

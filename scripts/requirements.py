@@ -13,9 +13,7 @@ def main(wanted: list[str]) -> None:
     lines = list(pyproject["project"]["dependencies"])
     extras = pyproject["project"]["optional-dependencies"]
     for name in wanted:
-        lines += (
-            [*pyproject["build-system"]["requires"], "cmake", "ninja"] if name == "build" else extras[name]
-        )
+        lines += [*pyproject["build-system"]["requires"], "cmake", "ninja"] if name == "build" else extras[name]
     print("\n".join(dict.fromkeys(lines)))
 
 

@@ -34,9 +34,7 @@ def imported_rooms(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
         if isinstance(node, ast.ImportFrom):
-            names = (
-                [node.module or ""] if node.module != "flexpte" else [f"flexpte.{a.name}" for a in node.names]
-            )
+            names = [node.module or ""] if node.module != "flexpte" else [f"flexpte.{a.name}" for a in node.names]
         elif isinstance(node, ast.Import):
             names = [a.name for a in node.names]
         rooms |= {n.split(".")[1] for n in names if n.startswith("flexpte.")}
@@ -50,9 +48,7 @@ def test_python_rooms_import_only_along_the_arrows(room):
         if room == "exporter" and path.name not in EXPORTER_DRIVERS:
             allowed = {"exporter", "metal_delegate"}
         forbidden = imported_rooms(path) - allowed
-        assert not forbidden, (
-            f"{path.relative_to(ROOT)} imports flexpte.{', flexpte.'.join(sorted(forbidden))}"
-        )
+        assert not forbidden, f"{path.relative_to(ROOT)} imports flexpte.{', flexpte.'.join(sorted(forbidden))}"
 
 
 @pytest.mark.parametrize("room", CPP_ARROWS)

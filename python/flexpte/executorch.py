@@ -70,9 +70,7 @@ def _import_extension() -> ModuleType:
     for name in _EXTENSIONS:
         if name in sys.modules:
             return sys.modules[name]
-    raise RegistrationError(
-        f"executorch {_version()} has a runtime that is laid out in an unknown way: use 1.4.0"
-    )
+    raise RegistrationError(f"executorch {_version()} has a runtime that is laid out in an unknown way: use 1.4.0")
 
 
 def _registered(extension: ModuleType) -> list[str]:

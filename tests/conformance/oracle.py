@@ -42,8 +42,7 @@ def _dense(query, key, value, score_mod, mask_mod, scale, dtype, softmax_dtype):
     batch, num_heads, q_len, head_dim = query.shape
     num_kv_heads, kv_len = key.shape[1:3]
     key, value = (
-        x.to(dtype).expand(batch, -1, -1, -1).repeat_interleave(num_heads // num_kv_heads, 1)
-        for x in (key, value)
+        x.to(dtype).expand(batch, -1, -1, -1).repeat_interleave(num_heads // num_kv_heads, 1) for x in (key, value)
     )
     scores = torch.einsum("bhqd,bhkd->bhqk", query.to(dtype), key).to(softmax_dtype)
     scores = scores * (head_dim**-0.5 if scale is None else scale)

@@ -127,9 +127,7 @@ MASKS = {
     "padding_per_batch": lambda b, h, q, kv: kv < LENGTHS[b],
     "rows_that_see_nothing": lambda b, h, q, kv: (q >= 40) & (q % 7 != 3) & (q >= kv),
     "dilated": lambda b, h, q, kv: (q >= kv) & ((q - kv) % 4 == 0),
-    "neighbourhood_2d": lambda b, h, q, kv: (
-        ((q // 15 - kv // 15).abs() <= 1) & ((q % 15 - kv % 15).abs() <= 2)
-    ),
+    "neighbourhood_2d": lambda b, h, q, kv: ((q // 15 - kv // 15).abs() <= 1) & ((q % 15 - kv % 15).abs() <= 2),
 }
 
 
@@ -171,9 +169,7 @@ def test_lse_of_rows_that_see_nothing(dtype, device):
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (2, 1), (9, 3), (12, 2), (16, 1)])
 @pytest.mark.parametrize("q_len", [1, 3, 65])
 def test_grouped_queries(heads, kv_heads, q_len, dtype, device):
-    check(
-        dtype, device, shape={"batch": 1, "heads": heads, "kv_heads": kv_heads, "q_len": q_len, "kv_len": 130}
-    )
+    check(dtype, device, shape={"batch": 1, "heads": heads, "kv_heads": kv_heads, "q_len": q_len, "kv_len": 130})
 
 
 @pytest.mark.parametrize("head_dim", [8, 17, 64, 94, 128, 256])
@@ -328,16 +324,10 @@ def test_mods_may_be_partials_and_bound_methods(device):
             def capped(cap, score, b, h, q_idx, kv_idx):
                 return cap * torch.tanh(score / cap)
 
-            block_mask = create_block_mask(
-                self.visible, None, None, query.shape[2], key.shape[2], device="cpu"
-            )
-            return flex_attention(
-                query, key, value, score_mod=functools.partial(capped, 10.0), block_mask=block_mask
-            )
+            block_mask = create_block_mask(self.visible, None, None, query.shape[2], key.shape[2], device="cpu")
+            return flex_attention(query, key, value, score_mod=functools.partial(capped, 10.0), block_mask=block_mask)
 
     inputs = qkv(torch.float32)
     (out,) = session_of(Windowed(), inputs, device).run("forward", *inputs)
-    answer, _ = attention(
-        *inputs, score_mod=lambda s, b, h, q, kv: 10.0 * torch.tanh(s / 10.0), mask_mod=sliding(12)
-    )
+    answer, _ = attention(*inputs, score_mod=lambda s, b, h, q, kv: 10.0 * torch.tanh(s / 10.0), mask_mod=sliding(12))
     assert_matches(out, answer, torch.float32)

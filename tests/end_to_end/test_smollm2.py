@@ -172,9 +172,7 @@ def test_sampling_repeats_with_its_seed(smollm2_pte):
     llm = flexpte.LLM(smollm2_pte())
 
     def draw(seed):
-        return llm.generate(
-            "Once", max_tokens=16, temperature=1.0, top_k=50, top_p=0.95, min_p=0.02, seed=seed
-        )
+        return llm.generate("Once", max_tokens=16, temperature=1.0, top_k=50, top_p=0.95, min_p=0.02, seed=seed)
 
     assert draw(1) == draw(1)
     assert len({draw(s) for s in range(4)}) > 1

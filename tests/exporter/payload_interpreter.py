@@ -44,8 +44,7 @@ def names(enum: type) -> dict[int, str]:
 
 
 DTYPE, EXPR_OP, SCALAR_OP, STORAGE, REDUCE, OP = (
-    names(e)
-    for e in (schema.DType, schema.ExprOp, schema.ScalarOp, schema.StorageKind, schema.ReduceOp, schema.Op)
+    names(e) for e in (schema.DType, schema.ExprOp, schema.ScalarOp, schema.StorageKind, schema.ReduceOp, schema.Op)
 )
 
 
@@ -158,9 +157,8 @@ class Interpreter:
         flat = self.buffers[v.storage]
         if all(sizes):
             last = offset + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
-            assert offset >= 0 and (last + 1) * dtype.itemsize <= len(flat), (
-                f"value {number} leaves its storage"
-            )
+            inside = offset >= 0 and (last + 1) * dtype.itemsize <= len(flat)
+            assert inside, f"value {number} leaves its storage"
         flat = flat[: len(flat) // dtype.itemsize * dtype.itemsize].view(dtype)
         return np.lib.stride_tricks.as_strided(
             flat[offset:], sizes, [s * dtype.itemsize for s in strides], writeable=flat.flags.writeable
@@ -268,9 +266,7 @@ class Interpreter:
         if o.score >= 0:
             scalars = [self.scalars[s] for s in self.list(o.scoreScalars)]
             leaves["Score"] = scores
-            scores = np.broadcast_to(
-                self.evaluate(o.score, leaves, scalars, self.list(o.scoreCaptures)), shape
-            )
+            scores = np.broadcast_to(self.evaluate(o.score, leaves, scalars, self.list(o.scoreCaptures)), shape)
         weights = torch.from_numpy(np.where(seen, scores, -np.inf).astype(np.float32))
         probabilities = torch.where(torch.from_numpy(seen), weights.softmax(-1).nan_to_num(0.0), 0.0).numpy()
         out = np.zeros((*shape[:3], v.shape[-1]), np.float32)
@@ -311,9 +307,7 @@ class Interpreter:
         if op == "Load":
             array = self.load(captures[n.index])
             wrapped = [np.where(a < 0, a + s, a) for a, s in zip(args, array.shape, strict=True)]
-            return array[
-                tuple(np.clip(w, 0, s - 1) for w, s in zip(wrapped, array.shape, strict=True))
-            ].astype(type)
+            return array[tuple(np.clip(w, 0, s - 1) for w, s in zip(wrapped, array.shape, strict=True))].astype(type)
         if op in leaves:
             return np.asarray(leaves[op]).astype(type)
         if op == "RoundTo":

@@ -55,9 +55,7 @@ def check(module, *calls, dynamic_shapes=None, strict=False, attentions=1, examp
     for node in program.graph.nodes:
         assert node.op in ("placeholder", "call_function", "output"), node.op
         if node.op == "call_function":
-            assert str(getattr(node.target, "namespace", node.target.__module__)).startswith(allowed), (
-                node.target
-            )
+            assert str(getattr(node.target, "namespace", node.target.__module__)).startswith(allowed), node.target
     runnable = program.module()
     for inputs in calls:
         with torch.no_grad():
@@ -220,9 +218,7 @@ def test_mask_as_an_argument(with_capture):
 def test_lists_from_tensors_decide_with_the_mask():
     class Blocks(nn.Module):
         def forward(self, q, k, v, num, indices):
-            mask = BlockMask.from_kv_blocks(
-                num, indices, BLOCK_SIZE=16, mask_mod=causal, seq_lengths=(40, 40)
-            )
+            mask = BlockMask.from_kv_blocks(num, indices, BLOCK_SIZE=16, mask_mod=causal, seq_lengths=(40, 40))
             return flex_attention(q, k, v, block_mask=mask)
 
     num = torch.tensor([[[1, 1, 2]]], dtype=torch.int32)
@@ -283,9 +279,7 @@ def test_parameters_and_buffers_as_captures(strict):
 
         def forward(self, q, k, v):
             mask = create_block_mask(lambda b, h, i, j: j < self.limit, None, None, 40, 40, device="cpu")
-            return flex_attention(
-                q, k, v, score_mod=lambda s, b, h, i, j: s + self.bias[h, i - j], block_mask=mask
-            )
+            return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + self.bias[h, i - j], block_mask=mask)
 
     program = check(Biased(), qkv(), strict=strict)
     assert program.graph_signature.parameters == ("bias",)
@@ -302,9 +296,7 @@ def test_state_that_a_closure_holds_is_the_modules_state():
 
         def forward(self, q, k, v):
             self.count.add_(7)
-            return flex_attention(
-                q, k, v, block_mask=create_block_mask(self.mod, None, None, 40, 40, device="cpu")
-            )
+            return flex_attention(q, k, v, block_mask=create_block_mask(self.mod, None, None, 40, 40, device="cpu"))
 
     inputs = qkv()
     runnable = capture(Closure(), inputs).module()
@@ -373,9 +365,7 @@ def test_compiled_functions_are_traced_through(strict):
 
     inputs = qkv()
     program = capture(Compiled(), inputs, strict=strict)
-    torch.testing.assert_close(
-        program.module()(*inputs), Attention(None, causal)(*inputs), rtol=2e-5, atol=2e-5
-    )
+    torch.testing.assert_close(program.module()(*inputs), Attention(None, causal)(*inputs), rtol=2e-5, atol=2e-5)
 
 
 def test_values_read_as_numbers():

@@ -26,9 +26,7 @@ BIASED = to_json(
         )
     )
 )
-WITHIN = to_json(
-    Expression((Node("KvIdx", "I32"), Node("Scalar", "I32", index=0), Node("Lt", "Bool", (0, 1))))
-)
+WITHIN = to_json(Expression((Node("KvIdx", "I32"), Node("Scalar", "I32", index=0), Node("Lt", "Bool", (0, 1)))))
 
 
 def rand(*shape, seed=0):

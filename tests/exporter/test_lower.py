@@ -36,9 +36,7 @@ def tokens(t: int = T) -> torch.Tensor:
     return torch.randint(-3, 4, (B, t, 8), generator=torch.Generator().manual_seed(t))
 
 
-def run(
-    function: Callable[..., Any], make: Callable[[int], torch.Tensor] = floats, tolerance: float = 1e-5
-) -> Any:
+def run(function: Callable[..., Any], make: Callable[[int], torch.Tensor] = floats, tolerance: float = 1e-5) -> Any:
     torch.manual_seed(0)
     dim = torch.export.Dim("T", min=1, max=16)
     return check(
@@ -139,9 +137,7 @@ VIEWS = {
     "squeeze": lambda m, x: x.sum(-1, keepdim=True).squeeze(-1),
     "split": lambda m, x: x.split([3, 5], -1)[1] * 2,
     "permute": lambda m, x: x.permute(2, 0, 1) + 1,
-    "repeat_kv": lambda m, x: (
-        x.unflatten(-1, (2, 4))[:, :, :, None].expand(-1, -1, -1, 3, -1).flatten(2, 3) + 0
-    ),
+    "repeat_kv": lambda m, x: x.unflatten(-1, (2, 4))[:, :, :, None].expand(-1, -1, -1, 3, -1).flatten(2, 3) + 0,
     "rotate_half": lambda m, x: x * 2 + torch.cat([-x[..., 4:], x[..., :4]], -1) * m.row,
     "stack_real": lambda m, x: torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2) * 2,
     "cat_constant": lambda m, x: torch.cat([x, m.row.expand(x.shape[0], x.shape[1], 8)], -1),
@@ -267,9 +263,7 @@ def _slice(m: Any, x: torch.Tensor, pos: torch.Tensor) -> torch.Tensor:
     return m.cache + pos.sum()
 
 
-@pytest.mark.parametrize(
-    "write", [_index_copy, _index_put, _old_is_read_after, _twice, _overwritten, _shifted, _slice]
-)
+@pytest.mark.parametrize("write", [_index_copy, _index_put, _old_is_read_after, _twice, _overwritten, _shifted, _slice])
 def test_states_equal_eager_over_calls(write: Callable[..., Any]) -> None:
     torch.manual_seed(0)
     module = Cache(write).eval()
@@ -297,9 +291,7 @@ def test_caches_start_as_the_module_has_them() -> None:
 def test_equal_nodes_are_computed_once() -> None:
     parts = run(lambda m, x: F.linear(x.cos(), m.weight) + F.linear(x.cos(), m.weight * 2))
     region = parts.regions[0].region
-    cosines = [
-        i for i in region.instructions if isinstance(i.op, ir.Elementwise) and "Cos" in str(i.op.expression)
-    ]
+    cosines = [i for i in region.instructions if isinstance(i.op, ir.Elementwise) and "Cos" in str(i.op.expression)]
     assert len(cosines) == 1
 
 

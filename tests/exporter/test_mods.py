@@ -154,19 +154,13 @@ SCORE_MODS = {
     "logarithms": lambda s, b, h, q, k: sum(
         f(s.abs() + 0.5) for f in (torch.log, torch.log2, torch.log10, torch.log1p)
     ),
-    "roots": lambda s, b, h, q, k: (
-        torch.sqrt(s.abs()) + torch.rsqrt(s.abs() + 1) + torch.reciprocal(s.abs() + 1)
-    ),
+    "roots": lambda s, b, h, q, k: torch.sqrt(s.abs()) + torch.rsqrt(s.abs() + 1) + torch.reciprocal(s.abs() + 1),
     "trigonometry": lambda s, b, h, q, k: torch.sin(s) + torch.cos(s) + torch.tan(s) + torch.atan2(s, k + 1),
-    "inverse": lambda s, b, h, q, k: sum(
-        f(s / 20) for f in (torch.asin, torch.acos, torch.atan, torch.atanh)
-    ),
+    "inverse": lambda s, b, h, q, k: sum(f(s / 20) for f in (torch.asin, torch.acos, torch.atan, torch.atanh)),
     "hyperbolic": lambda s, b, h, q, k: sum(f(s) for f in (torch.sinh, torch.cosh, torch.tanh, torch.asinh)),
     "acosh": lambda s, b, h, q, k: torch.acosh(s.abs() + 1),
     "activations": lambda s, b, h, q, k: torch.sigmoid(s) + torch.nn.functional.silu(s) + torch.relu(s),
-    "gelu": lambda s, b, h, q, k: (
-        torch.nn.functional.gelu(s) + torch.nn.functional.gelu(s, approximate="tanh")
-    ),
+    "gelu": lambda s, b, h, q, k: torch.nn.functional.gelu(s) + torch.nn.functional.gelu(s, approximate="tanh"),
     "erf": lambda s, b, h, q, k: torch.erf(s),
     "decomposed": lambda s, b, h, q, k: torch.nn.functional.softplus(s) + torch.nn.functional.elu(s),
     "leaky": lambda s, b, h, q, k: torch.nn.functional.leaky_relu(s) + torch.nn.functional.hardswish(s),
@@ -194,12 +188,8 @@ SCORE_MODS = {
     "half_capture": lambda s, b, h, q, k: s * TABLE.half()[h, q, k],
     "half_arithmetic": lambda s, b, h, q, k: s + TABLE.bfloat16()[h, q, k] * TABLE.bfloat16()[0, q, k],
     "half_with_index": lambda s, b, h, q, k: s + TABLE.half()[h, q, k] * (k * 100 + 1),
-    "constants": lambda s, b, h, q, k: (
-        s + torch.full((), 2.0) + torch.ones(()) + s.new_zeros(()) + torch.zeros_like(s)
-    ),
-    "stack": lambda s, b, h, q, k: (
-        torch.stack([s, s * 2, s.abs()]).sum() + torch.cat([s[None], s[None]]).prod()
-    ),
+    "constants": lambda s, b, h, q, k: s + torch.full((), 2.0) + torch.ones(()) + s.new_zeros(()) + torch.zeros_like(s),
+    "stack": lambda s, b, h, q, k: torch.stack([s, s * 2, s.abs()]).sum() + torch.cat([s[None], s[None]]).prod(),
     "integer_result": lambda s, b, h, q, k: q - k,
     "bool_result": lambda s, b, h, q, k: q >= k,
     "identity_of_one": lambda s, b, h, q, k: s * 1.0 + 0,
@@ -208,9 +198,7 @@ SCORE_MODS = {
     "squeeze": lambda s, b, h, q, k: s + TABLE[h, q, k].reshape(1).squeeze(),
     "expand": lambda s, b, h, q, k: (s + TABLE[h, q, k]).expand(4).sum(),
     "split": lambda s, b, h, q, k: s + TABLE[h, q].split(3)[1].sum() + TABLE[h, q].chunk(2)[0].sum(),
-    "computed_then_indexed": lambda s, b, h, q, k: (
-        torch.stack([s, s * 2, s * 3])[h] + torch.stack([s, -s])[-1 - k % 2]
-    ),
+    "computed_then_indexed": lambda s, b, h, q, k: torch.stack([s, s * 2, s * 3])[h] + torch.stack([s, -s])[-1 - k % 2],
     "max_over_dim": lambda s, b, h, q, k: s + TABLE[h].max(dim=1).values[q % 2],
 }
 

@@ -16,9 +16,7 @@ def program(seed: int, count: int) -> tuple[list[Value], list[Storage], list[Ins
     generator = random.Random(seed)
     e = ExpressionBuilder()
     expression = e.build(e.input(0, "F32"))
-    storages = [
-        Storage("Arena", 0, generator.choice([0, 1, 63, 64, 65, 4096, 100_000])) for _ in range(count)
-    ]
+    storages = [Storage("Arena", 0, generator.choice([0, 1, 63, 64, 65, 4096, 100_000])) for _ in range(count)]
     values = [Value(i, "F32", (1,), (1,)) for i in range(count)]
     instructions = []
     for i in range(count):
@@ -40,8 +38,7 @@ def test_live_storages_do_not_overlap(seed: int) -> None:
             if a < b and first <= end and begin <= last:
                 x, y = planned[a], planned[b]
                 assert (
-                    x.offset_bytes + x.size_bytes <= y.offset_bytes
-                    or y.offset_bytes + y.size_bytes <= x.offset_bytes
+                    x.offset_bytes + x.size_bytes <= y.offset_bytes or y.offset_bytes + y.size_bytes <= x.offset_bytes
                 )
 
 
@@ -50,9 +47,7 @@ def test_a_chain_needs_two_storages() -> None:
     expression = e.build(e.input(0, "F32"))
     storages = [Storage("Arena", 0, 1000) for _ in range(10)]
     values = [Value(i, "F32", (250,), (1,)) for i in range(10)]
-    instructions = [
-        Instruction(Elementwise(expression, (i - 1,) if i else (), i), f"n{i}") for i in range(10)
-    ]
+    instructions = [Instruction(Elementwise(expression, (i - 1,) if i else (), i), f"n{i}") for i in range(10)]
     assert plan(values, storages, instructions)[1] == 2 * 1024
 
 
@@ -60,7 +55,5 @@ def test_only_the_arena_is_planned() -> None:
     e = ExpressionBuilder()
     storages = [Storage("Input", 0, 8), Storage("Output", 0, 8)]
     values = [Value(0, "F32", (2,), (1,)), Value(1, "F32", (2,), (1,))]
-    planned, size = plan(
-        values, storages, [Instruction(Elementwise(e.build(e.input(0, "F32")), (0,), 1), "n")]
-    )
+    planned, size = plan(values, storages, [Instruction(Elementwise(e.build(e.input(0, "F32")), (0,), 1), "n")])
     assert (list(planned), size) == (storages, 0)

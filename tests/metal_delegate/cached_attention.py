@@ -45,9 +45,7 @@ def export(path: Path, **options: str) -> CachedAttention:
     length = torch.export.Dim("T", min=1, max=CAPACITY)
     module = CachedAttention().eval()
     example = (torch.zeros(1, 3, dtype=torch.int64), torch.arange(3))
-    flexpte.export(copy.deepcopy(module), example, dynamic_shapes=({1: length}, {0: length}), **options).save(
-        path
-    )
+    flexpte.export(copy.deepcopy(module), example, dynamic_shapes=({1: length}, {0: length}), **options).save(path)
     return module
 
 

@@ -143,9 +143,7 @@ def put(name: str, tensor: torch.Tensor) -> Callable[[dict[str, torch.Tensor]], 
         ),
     ],
 )
-def test_tensors_that_do_not_fit(
-    folder: Path, edit: Callable[[dict[str, torch.Tensor]], None], message: str
-) -> None:
+def test_tensors_that_do_not_fit(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None], message: str) -> None:
     edit_tensors(folder, edit)
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(folder)
@@ -205,9 +203,7 @@ def test_configurations_that_do_not_fit(folder: Path, changes: dict[str, Any], m
         ("gemma2", {"attn_logit_softcapping": 0}, "attention_softcap must be positive or null"),
     ],
 )
-def test_windows_and_caps_that_do_not_fit(
-    tmp_path: Path, family: str, changes: dict[str, Any], message: str
-) -> None:
+def test_windows_and_caps_that_do_not_fit(tmp_path: Path, family: str, changes: dict[str, Any], message: str) -> None:
     folder = save(transformers_model(family), tmp_path)
     edit_config(folder, **changes)
     with pytest.raises(CheckpointError, match=message):
@@ -274,9 +270,7 @@ def tiny_tokenizer(add_bos: bool) -> Tokenizer:
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<s>", "</s>", "<turn>")])
     if add_bos:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="<s> $A", special_tokens=[("<s>", 100)]
-        )
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 100)])
     return tokenizer
 
 

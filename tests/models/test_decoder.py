@@ -143,10 +143,7 @@ def test_weights_are_shared_between_decoders_and_with_a_tied_head(tmp_path: Path
     pointers = {d.get_parameter("embed_tokens.weight").data_ptr() for d in (first, second)}
     assert pointers == {first.lm_head.weight.data_ptr()}
     assert "lm_head.weight" not in model.state
-    assert (
-        model.state["layers.0.mlp.up_proj.weight"].data_ptr()
-        == second.layers[0].mlp.up_proj.weight.data_ptr()
-    )
+    assert model.state["layers.0.mlp.up_proj.weight"].data_ptr() == second.layers[0].mlp.up_proj.weight.data_ptr()
 
 
 @pytest.mark.parametrize("capacity", [0, 257])

@@ -45,12 +45,7 @@ _TOP["lm_head.weight"] = "output.weight"
 def interleave(rows: np.ndarray, heads: int) -> np.ndarray:
     """llama.cpp's order of query and key rows: the first row of each half, the second of each half, ..."""
     size = rows.shape[0] // heads
-    order = [
-        head * size + half * size // 2 + i
-        for head in range(heads)
-        for i in range(size // 2)
-        for half in (0, 1)
-    ]
+    order = [head * size + half * size // 2 + i for head in range(heads) for i in range(size // 2) for half in (0, 1)]
     return rows[order]
 
 
@@ -156,9 +151,7 @@ FILES: dict[str, tuple[str, str, dict[str, Any]]] = {
 @torch.no_grad()
 def test_logits_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
     family, architecture, entries = FILES[name]
-    changes = (
-        {"tie_word_embeddings": entries["tie_word_embeddings"]} if "tie_word_embeddings" in entries else {}
-    )
+    changes = {"tie_word_embeddings": entries["tie_word_embeddings"]} if "tie_word_embeddings" in entries else {}
     if architecture == "gemma3":
         changes["query_pre_attn_scalar"] = 24  # the head's size: files carry no other
     writer = Writer(family, architecture, **changes)
@@ -166,9 +159,7 @@ def test_logits_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
     tokens = random_tokens(30)
     expected = writer.model(tokens).logits
     decoder = load_checkpoint(writer.write(tmp_path / "tiny.gguf")).decoder(32, logits="all")
-    actual = torch.cat(
-        [decoder(tokens[:, :20], torch.arange(20)), decoder(tokens[:, 20:], torch.arange(20, 30))], 1
-    )
+    actual = torch.cat([decoder(tokens[:, :20], torch.arange(20)), decoder(tokens[:, 20:], torch.arange(20, 30))], 1)
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
@@ -180,9 +171,7 @@ def test_llama3_frequency_divisors(tmp_path: Path) -> None:
     writer.tensors["rope_freqs.weight"] = (plain / rotary.inv_freq).numpy()
     tokens = random_tokens(40)
     expected = writer.model(tokens).logits
-    actual = load_checkpoint(writer.write(tmp_path / "t.gguf")).decoder(40, logits="all")(
-        tokens, torch.arange(40)
-    )
+    actual = load_checkpoint(writer.write(tmp_path / "t.gguf")).decoder(40, logits="all")(tokens, torch.arange(40))
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
     writer.tensors["rope_freqs.weight"] = np.ones(5, np.float32)
     with pytest.raises(CheckpointError, match="5 frequency divisors for 8 rotated pairs"):
@@ -198,11 +187,7 @@ def test_quantised_tensors_are_dequantised(tmp_path: Path) -> None:
     for key, value in writer.tokenizer.items():
         writer._add(gguf_writer, f"tokenizer.ggml.{key}", value)
     for name, values in writer.tensors.items():
-        kind = (
-            gguf.GGMLQuantizationType.Q8_0
-            if name.endswith("ffn_up.weight")
-            else gguf.GGMLQuantizationType.F16
-        )
+        kind = gguf.GGMLQuantizationType.Q8_0 if name.endswith("ffn_up.weight") else gguf.GGMLQuantizationType.F16
         if values.ndim == 1:
             kind = gguf.GGMLQuantizationType.F32
         gguf_writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
@@ -290,9 +275,7 @@ def test_files_that_do_not_fit(tmp_path: Path, change: Callable[[Writer], Any], 
 def test_other_architectures_are_refused(tmp_path: Path) -> None:
     writer = Writer("mistral_without_window", "llama")
     writer.architecture = "phi3"
-    with pytest.raises(
-        CheckpointError, match=r"general\.architecture 'phi3' is not supported; supported: llama"
-    ):
+    with pytest.raises(CheckpointError, match=r"general\.architecture 'phi3' is not supported; supported: llama"):
         load_checkpoint(writer.write(tmp_path / "tiny.gguf"))
 
 
@@ -359,9 +342,7 @@ def test_smollm2_equals_transformers(smollm2_gguf: Path, smollm2_reference: Any)
 @pytest.mark.slow
 def test_smollm2_weights_are_the_dequantised_ones(smollm2_gguf: Path, smollm2_reference: Any) -> None:
     state = load_checkpoint(smollm2_gguf).state
-    theirs = {
-        name.removeprefix("model."): parameter for name, parameter in smollm2_reference.named_parameters()
-    }
+    theirs = {name.removeprefix("model."): parameter for name, parameter in smollm2_reference.named_parameters()}
     assert set(state) == set(theirs)
     for name, tensor in state.items():
         torch.testing.assert_close(tensor, theirs[name], atol=1e-6, rtol=1e-6)

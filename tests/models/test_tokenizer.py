@@ -89,9 +89,7 @@ def sentencepiece_metadata() -> dict[str, Any]:
 def oracle(metadata: dict[str, Any], architecture: str) -> Tokenizer:
     names = {"model": "tokenizer_type", "pre": "pre_tokenizer_type", "add_space_prefix": "add_prefix_space"}
     given = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
-    tokenizer, _ = convert_gguf_tokenizer(
-        architecture, {names.get(key, key): value for key, value in given.items()}
-    )
+    tokenizer, _ = convert_gguf_tokenizer(architecture, {names.get(key, key): value for key, value in given.items()})
     return tokenizer
 
 
@@ -100,9 +98,7 @@ def assert_same(ours: Tokenizer, theirs: Tokenizer, texts: list[str]) -> None:
         expected = theirs.encode(text, add_special_tokens=False).ids
         assert ours.encode(text, add_special_tokens=False).ids == expected, text
         for skip in (True, False):
-            assert ours.decode(expected, skip_special_tokens=skip) == theirs.decode(
-                expected, skip_special_tokens=skip
-            )
+            assert ours.decode(expected, skip_special_tokens=skip) == theirs.decode(expected, skip_special_tokens=skip)
 
 
 @pytest.mark.parametrize("pre", ["llama-bpe", "llama3", "qwen2", "deepseek-r1-qwen", "tekken", "gpt-2"])
@@ -110,11 +106,7 @@ def test_byte_level_tokenizers_equal_those_of_transformers(pre: str) -> None:
     metadata = byte_level_metadata(pre)
     info = tokenizer_from_gguf(metadata, "llama")
     # Qwen's rules compose accents, which transformers' conversion leaves out; llama.cpp does not either.
-    texts = [
-        text
-        for text in [*TEXTS, *NUMBERS]
-        if "\u0301" not in text or pre not in ("qwen2", "deepseek-r1-qwen")
-    ]
+    texts = [text for text in [*TEXTS, *NUMBERS] if "\u0301" not in text or pre not in ("qwen2", "deepseek-r1-qwen")]
     assert_same(Tokenizer.from_str(info.content), oracle(metadata, "llama"), texts)
 
 
@@ -159,9 +151,7 @@ def test_sentencepiece_tokenizers_equal_those_of_transformers(architecture: str)
     ours, theirs = Tokenizer.from_str(info.content), oracle(metadata, architecture)
     assert info.add_bos
     # After a special token and in front of a space the two ways of writing the prefix differ.
-    texts = [
-        t for t in [*TEXTS, *NUMBERS] if architecture == "gemma3" or not (t.startswith((" ", "<")) or t == "")
-    ]
+    texts = [t for t in [*TEXTS, *NUMBERS] if architecture == "gemma3" or not (t.startswith((" ", "<")) or t == "")]
     assert_same(ours, theirs, texts)
 
 
@@ -188,9 +178,7 @@ def test_merges_follow_the_scores() -> None:
 def test_gpt2_files_without_a_pre_tokenizer_are_refused() -> None:
     metadata = byte_level_metadata("smollm")
     del metadata["tokenizer.ggml.pre"]
-    with pytest.raises(
-        TokenizerError, match=r"tokenizer\.ggml\.pre None is not supported; known: gpt-2, smollm"
-    ):
+    with pytest.raises(TokenizerError, match=r"tokenizer\.ggml\.pre None is not supported; known: gpt-2, smollm"):
         tokenizer_from_gguf(metadata, "llama")
 
 

@@ -23,9 +23,7 @@ def counter_bytes() -> bytes:
     from executorch.exir import ExecutorchBackendConfig
     from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 
-    config = ExecutorchBackendConfig(
-        passes=[InitializedMutableBufferPass(["steps"])], emit_mutable_buffer_names=True
-    )
+    config = ExecutorchBackendConfig(passes=[InitializedMutableBufferPass(["steps"])], emit_mutable_buffer_names=True)
     return stock.export_stock(stock.Counter(), (torch.zeros(3),), config=config)
 
 

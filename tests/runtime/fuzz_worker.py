@@ -58,7 +58,8 @@ def main() -> None:
         try:
             run(mutated(data, kind, number))
         except flexpte.FlexpteError as error:
-            assert str(error)
+            if not str(error):
+                raise
             refused += 1
     print(f"done {refused} {last - first}")
 

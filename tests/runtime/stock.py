@@ -74,9 +74,7 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """A Llama-like block with a static KV cache, written in one of three usual ways."""
 
-    def __init__(
-        self, cache: str = "index_put", dim: int = 32, num_heads: int = 4, num_kv_heads: int = 2
-    ) -> None:
+    def __init__(self, cache: str = "index_put", dim: int = 32, num_heads: int = 4, num_kv_heads: int = 2) -> None:
         super().__init__()
         self.cache, self.num_heads, self.num_kv_heads, self.head_dim = (
             cache,
@@ -96,9 +94,7 @@ class Decoder(nn.Module):
         shape = (1, num_kv_heads, self.capacity, self.head_dim)
         self.register_buffer("k_cache", torch.zeros(shape))
         self.register_buffer("v_cache", torch.zeros(shape))
-        self.register_buffer(
-            "frequencies", 1.0 / 10000 ** (torch.arange(0, self.head_dim, 2) / self.head_dim)
-        )
+        self.register_buffer("frequencies", 1.0 / 10000 ** (torch.arange(0, self.head_dim, 2) / self.head_dim))
         self.register_buffer("mask", torch.tril(torch.ones(self.capacity, self.capacity, dtype=torch.bool)))
 
     def rotate(self, x: Tensor, input_pos: Tensor) -> Tensor:

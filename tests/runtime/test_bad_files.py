@@ -80,7 +80,7 @@ def test_wrong_magic(mlp: tuple[stock.Mlp, bytes]) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"ET12", b"\0" * 11, b"not a program at all, just text"])
 def test_no_program(data: bytes) -> None:
-    with pytest.raises(flexpte.FlexpteError, match="not a .pte file") as error:
+    with pytest.raises(flexpte.FlexpteError, match=r"not a \.pte file") as error:
         flexpte.load(data)
     assert error.value.code == "InvalidProgram"
 
@@ -102,7 +102,7 @@ def test_unknown_operators_are_all_named() -> None:
             return torch.cdist(x, x), torch.nn.functional.conv1d(x[None], x[:, :, None])
 
     data = stock.export_stock(Unusual(), (torch.randn(4, 4),))
-    with pytest.raises(flexpte.FlexpteError, match="(?=.*_cdist_forward)(?=.*convolution).*") as error:
+    with pytest.raises(flexpte.FlexpteError, match=r"(?=.*_cdist_forward)(?=.*convolution).*") as error:
         flexpte.load(data)
     assert error.value.code == "Unsupported"
 
@@ -117,9 +117,7 @@ def test_unknown_delegate_is_named_with_those_available(tmp_path: Path) -> None:
     )
     data = bytes(edge.to_executorch().buffer)
     assert b"XnnpackBackend" in data
-    with pytest.raises(
-        flexpte.FlexpteError, match="'XnnpackBackend'; available here: FlexpteBackend"
-    ) as error:
+    with pytest.raises(flexpte.FlexpteError, match="'XnnpackBackend'; available here: FlexpteBackend") as error:
         flexpte.load(data)
     assert error.value.code == "NotFound"
 

@@ -25,7 +25,7 @@ def doubled(example: Tensor) -> flexpte.Session:
 
 
 @pytest.mark.parametrize(
-    "inputs, message",
+    ("inputs", "message"),
     [
         ((), "takes 1 inputs, got 0"),
         ((X, X), "takes 1 inputs, got 2"),
@@ -84,9 +84,7 @@ def test_torch_tensors_of_any_layout() -> None:
         torch.testing.assert_close(out, 2 * x)
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8]
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8])
 def test_dtypes(dtype: torch.dtype) -> None:
     x = torch.arange(1, 7).reshape(2, 3).to(dtype)
     (out,) = doubled(x).run("forward", x)
@@ -111,9 +109,7 @@ def test_empty_and_scalar_tensors() -> None:
 def test_methods_and_report(mlp: tuple[stock.Mlp, bytes]) -> None:
     program = flexpte.load(mlp[1])
     forward = program.methods["forward"]
-    assert [(v.kind, v.dtype, v.shape, v.dynamic) for v in forward.inputs] == [
-        ("tensor", "float32", (10, 16), True)
-    ]
+    assert [(v.kind, v.dtype, v.shape, v.dynamic) for v in forward.inputs] == [("tensor", "float32", (10, 16), True)]
     assert forward.outputs[0].shape == (10, 8)
     report = program.report
     assert report["file"]["file_size_bytes"] == len(mlp[1])
@@ -123,7 +119,7 @@ def test_methods_and_report(mlp: tuple[stock.Mlp, bytes]) -> None:
 
 
 @pytest.mark.parametrize(
-    "device, code", [("metal", "Unsupported"), ("msl-host", "Unsupported"), ("gpu", "InvalidArgument")]
+    ("device", "code"), [("metal", "Unsupported"), ("msl-host", "Unsupported"), ("gpu", "InvalidArgument")]
 )
 def test_devices_that_this_build_lacks(mlp: tuple[stock.Mlp, bytes], device: str, code: str) -> None:
     with pytest.raises(flexpte.FlexpteError, match=device) as error:

@@ -12,9 +12,7 @@ from flexpte.runtime.sampling import sample, validate_sampling
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
-def distribution(
-    logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
-) -> dict[int, float]:
+def distribution(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> dict[int, float]:
     """Probability of every token that may come, one rule after the other, in plain Python."""
     largest = max(float(x) for x in logits)
     weight = {i: math.exp((float(x) - largest) / temperature) for i, x in enumerate(logits) if x != -math.inf}
@@ -64,10 +62,7 @@ def test_frequencies_match_the_distribution(options: dict[str, float]) -> None:
     assert set(np.flatnonzero(counts)) <= set(expected)
     for token, probability in expected.items():
         # Five standard deviations of the binomial distribution.
-        assert (
-            abs(counts[token] / draws - probability)
-            <= 5 * math.sqrt(probability * (1 - probability) / draws) + 1e-9
-        )
+        assert abs(counts[token] / draws - probability) <= 5 * math.sqrt(probability * (1 - probability) / draws) + 1e-9
 
 
 def test_temperature_zero_is_greedy_and_takes_the_first_of_equals() -> None:

@@ -61,7 +61,7 @@ def test_position_past_the_cache_is_an_error_and_leaves_the_session_usable(decod
     session = flexpte.load(decoder_bytes).session()
     tokens = torch.zeros(1, 1, dtype=torch.long)
     (before,) = session.run("forward", tokens, torch.tensor([0]))
-    with pytest.raises(flexpte.FlexpteError, match="index 24 .*size 24") as error:
+    with pytest.raises(flexpte.FlexpteError, match=r"index 24 .*size 24") as error:
         session.run("forward", tokens, torch.tensor([24]))
     assert error.value.code == "OutOfRange"
     (after,) = session.run("forward", tokens, torch.tensor([0]))

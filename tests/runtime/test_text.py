@@ -41,14 +41,10 @@ def sentencepiece(prefix: bool) -> Tokenizer:
     pieces += [*"abcdefghijklmnopqrstuvwxyzH,!.é", "\u2581w", "\u2581\u2581"]
     vocabulary = {piece: index for index, piece in enumerate(pieces)}
     merges = [("\u2581", "w"), ("\u2581", "\u2581")]
-    tokenizer = Tokenizer(
-        models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
-    )
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     replace = normalizers.Replace(" ", "\u2581")
     steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.normalizer = (
-        normalizers.Sequence([normalizers.Prepend("\u2581"), replace]) if prefix else replace
-    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), replace]) if prefix else replace
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
     tokenizer.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
     return tokenizer
@@ -80,9 +76,7 @@ def test_any_tokens_stream_to_what_decode_gives(tokenizer: Tokenizer, skip: bool
     special = [names[name] for name in ("<s>", "</s>", "<|end|>", "<think>", "\u2581", "Ġ") if name in names]
     for _ in range(400):
         ids = [
-            generator.choice(special)
-            if generator.random() < 0.3
-            else generator.randrange(tokenizer.get_vocab_size())
+            generator.choice(special) if generator.random() < 0.3 else generator.randrange(tokenizer.get_vocab_size())
             for _ in range(generator.randrange(12))
         ]
         expected = tokenizer.decode(ids, skip_special_tokens=skip)
