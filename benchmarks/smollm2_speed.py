@@ -52,9 +52,9 @@ class Transformers:
     def feed(self, tokens: np.ndarray[Any, Any], start: int) -> int:
         """Run tokens at their positions; the likeliest next token."""
         torch = self.torch
-        if start == 0:
-            self.cache.reset()
         with torch.inference_mode():
+            if start == 0:
+                self.cache.reset()
             out = self.model(
                 torch.from_numpy(tokens[None]),
                 position_ids=torch.arange(start, start + len(tokens))[None],
@@ -84,7 +84,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     depths = [int(d) for d in arguments.depths.split(",")]
-    context = max([arguments.prefill, *depths]) + arguments.steps + 1
+    # transformers counts what it has seen: repeated steps at one depth take room of their own.
+    context = max([arguments.prefill, *depths]) + arguments.steps * (arguments.repeats + 1) + 1
     models = {"flexpte": Flexpte(arguments.dtype), "transformers": Transformers(arguments.dtype, context)}
     prompt = np.random.default_rng(0).integers(0, 49152, context)
 
