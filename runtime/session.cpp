@@ -106,6 +106,16 @@ Status Session::activate(const Method& method) {
   for (const Instruction& instruction : method.instructions()) {
     activation.delegate_args.emplace_back(instruction.args.size());
   }
+  const auto is_delegate = [](const Instruction& instruction) {
+    return instruction.kind == Instruction::Kind::kDelegate;
+  };
+  const auto instructions = method.instructions();
+  const bool only_delegates = std::all_of(instructions.begin(), instructions.end(), is_delegate);
+  const auto outputs = method.outputs();
+  for (const int32_t id : method.inputs()) {
+    const bool is_output = std::find(outputs.begin(), outputs.end(), id) != outputs.end();
+    activation.borrows_input.push_back(only_delegates && !is_output);
+  }
   return set_initial_values(activation);
 }
 
@@ -160,7 +170,11 @@ Status Session::set_input(const Activation& activation, size_t number, const Val
   if (!fits) return mismatch(expected_text, sizes_and_dtype(from));
   const Frame frame{const_cast<Activation&>(activation).values, {}, pool};
   FLEXPTE_TRY(frame.resize(id, sizes_of(from)));
-  if (from.num_elements() > 0) copy(from, value.tensor, pool);
+  if (activation.borrows_input[number]) {
+    value.tensor = from;
+  } else if (from.num_elements() > 0) {
+    copy(from, value.tensor, pool);
+  }
   return Status::ok();
 }
 
