@@ -95,6 +95,7 @@ def export_program(
     from flexpte.exporter.partition import partition
 
     clock = clock or _Clock(None)
+    _flatten_outputs(program)
     clock.start("decompose")
     program = decomposed(program)
 
@@ -140,6 +141,19 @@ def export_program(
         seconds=clock.seconds,
     )
     return ExportResult(pieces, report)
+
+
+def _flatten_outputs(program: ExportedProgram) -> None:
+    """Outputs are a flat tuple from here on, whatever forward wrapped them in: a .pte knows no other, and
+    named tuples such as torch.return_types.max cannot be serialised."""
+    count = len(program.graph_signature.user_outputs)
+    if count == 0 or all(output is None for output in program.graph_signature.user_outputs):
+        raise Unsupported(
+            "forward returns no tensor", fix="Return at least one, for example the last value that was computed"
+        )
+    signature = program.module_call_graph[0].signature
+    assert signature is not None
+    signature.out_spec = torch.utils._pytree.tree_structure(tuple(range(count)))
 
 
 def decomposed(program: ExportedProgram) -> ExportedProgram:

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from flexpte.exporter.errors import Unsupported
+from flexpte.exporter.expression import Node
 from flexpte.exporter.ir import Size
 from flexpte.exporter.lower import LowerFunction, Lowering, dtype_of
 from flexpte.exporter.scalars import ExpressionBuilder, expression_type
@@ -354,8 +355,11 @@ def lower_cast(b: Lowering, node: fx.Node) -> int:
     if b.view(number).dtype == dtype and not b.state_of(number):
         return number
     operands = _Operands(b)
-    own = expression_type(b.view(number).dtype)
-    return operands.emit(operands.leaf(node.args[0], own), node)
+    result = operands.leaf(node.args[0], expression_type(dtype))
+    if dtype in ("F16", "BF16"):
+        # Fused with what follows, an explicit cast still rounds.
+        result = operands.e.add(Node("RoundTo", "F32", (result,), round_to=dtype))
+    return operands.emit(result, node)
 
 
 def elementwise_table() -> dict[Any, LowerFunction]:

@@ -6,6 +6,7 @@ touches them.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -229,16 +230,15 @@ def _claim(
     for node in nodes:
         if is_symbolic(node) or node in constants:
             continue
-        if node in wanted and node not in refused:
+        part_of_refused = node.target is operator.getitem and node.args[0] not in claimed
+        if node in wanted and node not in refused and not part_of_refused:
             try:
                 dry.lower(node)
                 claimed.add(node)
                 continue
             except Unsupported as error:
-                of_refused = any(isinstance(a, fx.Node) and a in refusals for a in node.args[:1])
-                if not (node.target.__class__ is type(len) and of_refused):
-                    refusals[node] = Refusal(node.name, str(node.target), error.what, error.source, error.fix)
-        elif node not in refusals and mode != "full":
+                refusals[node] = Refusal(node.name, str(node.target), error.what, error.source, error.fix)
+        elif node not in refusals and not part_of_refused and mode != "full":
             reason = f'delegate="{mode}" leaves it to the runtime\'s own operators'
             refusals[node] = Refusal(node.name, str(node.target), reason, source_line(node))
         _bind(dry, node)

@@ -1,5 +1,6 @@
 #include "metal_delegate/rules.h"
 
+#include <algorithm>
 #include <string>
 
 namespace flexpte::bound {
@@ -391,7 +392,9 @@ bool dims_collapse(const TensorView& view, int32_t begin, int32_t end) {
 Status check_operands(const Instruction& instruction, std::span<const TensorView> operands) {
   FLEXPTE_TRY(kChecks[static_cast<size_t>(instruction.kind)](instruction, Checker(instruction, operands)));
   for (size_t i = 0; i < operands.size(); ++i) {
-    if (instruction.operands[i] >= 0 && instruction.writes(i) && may_overlap_itself(operands[i])) {
+    const auto sizes = std::span(operands[i].sizes).first(static_cast<size_t>(operands[i].rank));
+    const bool is_empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
+    if (instruction.operands[i] >= 0 && instruction.writes(i) && !is_empty && may_overlap_itself(operands[i])) {
       return wrong("writes " + describe(operands[i]) + " with a stride of 0");
     }
   }
