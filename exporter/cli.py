@@ -250,6 +250,7 @@ def _print_stats(llm: LLM, wanted: bool) -> None:
             f"{s.prefill_tokens_per_second:.1f} tokens/s; generated {s.generated_tokens} tokens, "
             f"{s.decode_tokens_per_second:.1f} tokens/s; finished: {s.finish_reason}",
             markup=False,
+            soft_wrap=True,
         )
 
 

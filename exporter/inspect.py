@@ -83,18 +83,23 @@ def _delegate_text(delegate: Mapping[str, Any]) -> str:
 
 
 def _render_caches(caches: list[Mapping[str, Any]], console: Console) -> None:
-    table = Table(title="caches", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for column in ("name", "shape", "dtype", "layout", "window"):
-        table.add_column(column)
+    """One row for all caches that are alike."""
+    alike: dict[tuple[str, ...], list[str]] = {}
     for cache in caches:
         window = cache.get("window_tokens")
-        table.add_row(
-            str(cache["name"]),
+        kind = (
             str(list(cache["shape"])),
             str(cache["dtype"]),
             str(cache.get("layout", "contiguous")),
             "all" if window is None else str(window),
         )
+        alike.setdefault(kind, []).append(str(cache["name"]))
+    table = Table(title="caches", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for column in ("count", "names", "shape", "dtype", "layout", "window"):
+        table.add_column(column)
+    for kind, names in alike.items():
+        shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+        table.add_row(str(len(names)), shown, *kind)
     console.print()
     console.print(table)
 
