@@ -163,7 +163,8 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
     table = torch.export.default_decompositions()
     for target in KEPT_OPERATORS:
         table.pop(target, None)
-    return program.run_decompositions(table)
+    functional: ExportedProgram = program.run_decompositions(table)
+    return functional
 
 
 def _validate(module: Any, example_inputs: Any, delegate: Any, metadata: Any) -> None:

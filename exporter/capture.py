@@ -51,7 +51,10 @@ def capture(
     with inference(module), forward_only_block_masks():
         # Strides of views would become part of the program, and exclude sizes that they do not fit.
         example_inputs = pytree.tree_map_only(Tensor, _packed, example_inputs)
-        trace = lambda: _trace(module, example_inputs, dynamic_shapes, strict)  # noqa: E731
+
+        def trace() -> ExportedProgram:
+            return _trace(module, example_inputs, dynamic_shapes, strict)
+
         with symbolic_block_masks():
             program = canonicalise(trace())
         if reads_block_lists(program):  # the model computes with the lists: they are needed after all

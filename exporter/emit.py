@@ -109,7 +109,7 @@ def lowered_module(
         BACKEND_ID,
         blob,
         [],
-        store.get_named_data_store_output(),  # type: ignore[arg-type]
+        store.get_named_data_store_output(),
     )
 
 
@@ -143,7 +143,7 @@ def residual(program: ExportedProgram, partition: Partition, modules: list[Lower
     owned_names = {name for name, _ in partition.owned.values()}
     kept = [
         (spec, arg)
-        for spec, arg in zip(specs, output.args[0], strict=True)  # type: ignore[arg-type]
+        for spec, arg in zip(specs, output.args[0], strict=True)
         if not (spec.kind is OutputKind.BUFFER_MUTATION and spec.target in owned_names)
     ]
     graph.output(tuple(env[a] if isinstance(a, fx.Node) else a for _, a in kept)).meta.update(output.meta)

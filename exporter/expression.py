@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 TYPES = ("Bool", "I32", "I64", "F32")
 """Types of nodes; floating inputs of any width are computed in F32."""
@@ -52,6 +53,5 @@ def to_json(expression: Expression) -> str:
 
 def from_json(text: str) -> Expression:
     """Inverse of :func:`to_json`."""
-    return Expression(
-        tuple(Node(**{k: tuple(v) if k == "args" else v for k, v in n.items()}) for n in json.loads(text))
-    )
+    nodes: list[dict[str, Any]] = json.loads(text)
+    return Expression(tuple(Node(**{**n, "args": tuple(n.get("args", ()))}) for n in nodes))

@@ -489,7 +489,7 @@ def _moved_writes(
 
 
 def _writing(op: Op, old: int, new: int) -> Op:
-    return replace(op, **{name: new for name in op.WRITES if getattr(op, name) == old})  # type: ignore[arg-type]
+    return replace(op, **{name: new for name in op.WRITES if getattr(op, name) == old})
 
 
 def _writable(op: Op, old: Value, new: Value) -> bool:

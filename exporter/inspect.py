@@ -87,7 +87,7 @@ def _render_caches(caches: list[Mapping[str, Any]], console: Console) -> None:
     alike: dict[tuple[str, ...], list[str]] = {}
     for cache in caches:
         window = cache.get("window_tokens")
-        kind = (
+        kind: tuple[str, ...] = (
             str(list(cache["shape"])),
             str(cache["dtype"]),
             str(cache.get("layout", "contiguous")),
@@ -97,9 +97,9 @@ def _render_caches(caches: list[Mapping[str, Any]], console: Console) -> None:
     table = Table(title="caches", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for column in ("count", "names", "shape", "dtype", "layout", "window"):
         table.add_column(column)
-    for kind, names in alike.items():
+    for cells, names in alike.items():
         shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
-        table.add_row(str(len(names)), shown, *kind)
+        table.add_row(str(len(names)), shown, *cells)
     console.print()
     console.print(table)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import sympy
 
@@ -18,7 +18,7 @@ from flexpte.exporter.expression import Expression
 if TYPE_CHECKING:
     import torch
 
-Size = int | sympy.Expr
+Size: TypeAlias = int | sympy.Expr
 
 ITEM_SIZE_BYTES = {
     "Bool": 1,
@@ -99,7 +99,7 @@ class Op:
         for name in (*self.READS, *self.WRITES):
             value = getattr(self, name)
             changes[name] = tuple(map(exchange, value)) if isinstance(value, tuple) else exchange(value)
-        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+        return dataclasses.replace(self, **changes)
 
 
 def _values(op: Op, names: tuple[str, ...]) -> Iterator[int]:

@@ -29,7 +29,7 @@ from flexpte.exporter.ir import (
     Value,
 )
 from flexpte.exporter.scalars import ExpressionBuilder, expression_type
-from flexpte.exporter.symbols import Bounds, same, size_of, upper_bound
+from flexpte.exporter.symbols import Bounds, product, same, size_of, upper_bound
 
 Result = int | tuple[int, ...]
 LowerFunction = Callable[["Lowering", fx.Node], Result]
@@ -157,8 +157,8 @@ class Lowering:
         if node in self.states_owned:
             name, tensor = self.states_owned[node]
             self.states.append(State(name, dtype_of(tensor.dtype), tuple(tensor.shape)))
-            self.env[node] = self.new(tuple(tensor.shape), dtype_of(tensor.dtype), "State", len(self.states) - 1)
-            self.state_values[node] = self.env[node]
+            number = self.new(tuple(tensor.shape), dtype_of(tensor.dtype), "State", len(self.states) - 1)
+            self.env[node] = self.state_values[node] = number
         elif node in self.constants_known:
             self.env[node] = self.constant(*self.constants_known[node])
         else:
@@ -197,7 +197,7 @@ class Lowering:
             return number
         flat = views.reshape(
             replace(value, sizes=value.sizes[:-1], strides=value.strides[:-1]),
-            [views.product(value.sizes[:-1])],
+            [product(value.sizes[:-1])],
         )
         even = flat is not None and not any(
             same(stride, 0) and not same(size, 1) for size, stride in zip(value.sizes, value.strides, strict=True)

@@ -121,6 +121,9 @@ _ON_BOOL = {
 }
 
 
+_POWERS = {0.5: "Sqrt", -0.5: "Rsqrt", -1.0: "Reciprocal"}
+
+
 class _Operands:
     """Operands of one Elementwise under construction: tensors become inputs, SymInts scalars."""
 
@@ -256,8 +259,8 @@ def _pow_scalar(b: Lowering, node: fx.Node) -> int:
         return operands.emit(x, node)
     if exponent == 2:
         return operands.emit(operands.e.op("Square", type, x), node)
-    if type == "F32" and exponent in (0.5, -0.5, -1):
-        return operands.emit(operands.e.op({0.5: "Sqrt", -0.5: "Rsqrt", -1: "Reciprocal"}[exponent], type, x), node)
+    if type == "F32" and isinstance(exponent, (int, float)) and float(exponent) in _POWERS:
+        return operands.emit(operands.e.op(_POWERS[float(exponent)], type, x), node)
     return operands.emit(operands.e.op("Pow", type, x, operands.leaf(exponent, type)), node)
 
 

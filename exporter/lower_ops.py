@@ -90,7 +90,8 @@ def _product(b: Lowering, node: fx.Node, left: int, right: int) -> int:
 
 def _addmm(b: Lowering, node: fx.Node) -> int:
     bias, left, right = (b.arg(a) for a in node.args[:3])
-    beta, alpha = node.kwargs.get("beta", 1), node.kwargs.get("alpha", 1)
+    kwargs: dict[str, Any] = dict(node.kwargs)
+    beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
     _floating(b, bias, left, right)
     if beta == alpha == 1 and len(b.view(bias).sizes) == 1 and _is_linear(b, right):
         return _linear_into(b, node, left, b.number(views.permute(b.view(right), (1, 0))), bias)
@@ -367,7 +368,8 @@ def _attention(b: Lowering, node: fx.Node) -> tuple[int, ...]:
     lse = -1
     if any(u.args[1] == 1 and u.users for u in node.users):
         lse = b.new([size_of(s) for s in lse_fake.shape], "F32")
-    q_block, kv_block = (int(s) for s in block_size)  # type: ignore[union-attr]
+    blocks: Any = block_size
+    q_block, kv_block = (int(s) for s in blocks)
     numbers = [-1 if x is None else b.arg(x) for x in lists]
     b.emit(
         ir.FlexAttention(

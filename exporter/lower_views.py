@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,7 +33,8 @@ def _reshape(b: Lowering, node: fx.Node) -> int:
 
 def _permute(b: Lowering, node: fx.Node) -> int:
     value = b.view(b.arg(node.args[0]))
-    return b.number(views.permute(value, [d % len(value.sizes) for d in node.args[1]]))  # type: ignore[union-attr,misc]
+    dims: Any = node.args[1]
+    return b.number(views.permute(value, [d % len(value.sizes) for d in dims]))
 
 
 def _transpose(b: Lowering, node: fx.Node) -> int:
@@ -57,8 +59,8 @@ def _unsqueeze(b: Lowering, node: fx.Node) -> int:
 def _squeeze(b: Lowering, node: fx.Node) -> int:
     value = b.view(b.arg(node.args[0]))
     rank = len(value.sizes)
-    dims = node.args[1] if len(node.args) > 1 else range(rank)
-    for dim in sorted({d % rank for d in ([dims] if isinstance(dims, int) else dims)}, reverse=True):  # type: ignore[union-attr,misc]
+    dims: Any = node.args[1] if len(node.args) > 1 else range(rank)
+    for dim in sorted({d % rank for d in ([dims] if isinstance(dims, int) else dims)}, reverse=True):
         if same(value.sizes[dim], 1):
             value = views.squeeze(value, dim)
     return b.number(value)
@@ -81,8 +83,8 @@ def _start(b: Lowering, argument: Any, size: Size, what: str) -> Size:
 def slice_of(b: Lowering, node: fx.Node, position: int) -> tuple[int, Size, Size, int]:
     """Dimension, start, length and step of a slice whose arguments begin at ``position``."""
     value = b.view(b.arg(node.args[0]))
-    arguments = [*node.args[position:], *(None,) * 4][:4]
-    dim, start, end, step = arguments
+    arguments: list[Any] = [*node.args[position:], *(None,) * 4]
+    dim, start, end, step = arguments[:4]
     dim = (dim or 0) % len(value.sizes)
     step = 1 if step is None else step
     if not isinstance(step, int):
@@ -124,11 +126,11 @@ def _split(b: Lowering, node: fx.Node) -> tuple[int, ...]:
     for val in vals:
         if node.target is aten.unbind.int:
             parts.append(b.number(views.select(value, dim, start)))
-            start = plus(start, 1)  # type: ignore[assignment]
+            start = plus(start, 1)
         else:
             length = size_of(val.shape[dim])
             parts.append(b.number(views.narrow(value, dim, start, length)))
-            start = plus(start, length)  # type: ignore[assignment]
+            start = plus(start, length)
     return tuple(parts)
 
 
@@ -191,7 +193,7 @@ def _repeat(b: Lowering, node: fx.Node) -> int:
             tiled += [repeat, size]
             source_strides += [0, stride]
         split.append(size)
-    source = views.replace(value, sizes=tuple(tiled), strides=tuple(source_strides))
+    source = replace(value, sizes=tuple(tiled), strides=tuple(source_strides))
     target = views.reshape(b.view(out), tiled)
     assert target is not None
     b.copy_into(b.number(source), b.number(target), node)

@@ -100,7 +100,7 @@ def record(
 
 class _Recorder(TorchDispatchMode):
     def __init__(self, fake_mode: FakeTensorMode, kept: frozenset[Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self.captures: dict[fx.Node, Tensor] = {}
         self._fake_mode, self._kept = fake_mode, kept
@@ -124,7 +124,8 @@ class _Recorder(TorchDispatchMode):
         return self._nodes[id(tensor)]
 
     def _last_placeholder(self) -> fx.Node:
-        return [n for n in self.graph.nodes if n.op == "placeholder"][-1]
+        last: fx.Node = [n for n in self.graph.nodes if n.op == "placeholder"][-1]
+        return last
 
     def _bind(self, tensor: Tensor, node: fx.Node) -> None:
         self._nodes[id(tensor)] = node
@@ -188,7 +189,8 @@ class _Recorder(TorchDispatchMode):
 
     def _mutation(self, func: Any, args: Any, kwargs: Any, source: str | None) -> Tensor:
         """``x += y`` on a value of the mod is recorded out of place."""
-        target, name = args[0], func._schema.name.removeprefix("aten::")
+        target: Tensor = args[0]
+        name = func._schema.name.removeprefix("aten::")
         functional = getattr(torch.ops.aten, name.removesuffix("_"), None)
         if functional is None or not name.endswith("_") or id(target) not in self._nodes:
             raise _mutates(func, source)
@@ -267,7 +269,8 @@ def _index(tensor: Tensor, items: tuple[Any, ...]) -> Tensor:
         indices.append(None)
     if all(i is None for i in indices):
         return tensor
-    return torch.ops.aten.index.Tensor(tensor, indices)
+    indexed: Tensor = torch.ops.aten.index.Tensor(tensor, indices)
+    return indexed
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,6 +74,10 @@ def select(t: Translator, node: Any) -> Value:
             return drop_dim(value, dim, lambda free: affine(t, free, number, size))
         at = at + size
     return drop_dim(value, dim, lambda free: t.build.constant(free.start + free.step * at, "I64"))
+
+
+def _affine_of(t: Translator, number: int, size: Any, free: Free) -> int:
+    return affine(t, free, number, size)
 
 
 def affine(t: Translator, free: Free, number: int, size: Any) -> int:
@@ -153,7 +158,7 @@ def index(t: Translator, node: Any) -> Value:
             lanes = numbers[dim]
             if lanes is not None:
                 number, size = int(lanes.nodes), view.shape[dim]
-                view = drop_dim(view, dim, lambda f, n=number, s=size: affine(t, f, n, s))
+                view = drop_dim(view, dim, partial(_affine_of, t, number, size))
         return view
     loaded = t.lanes(source) if isinstance(t.value(source), Lanes) else None
     if loaded is not None and all(n is None or constants(t, n) for n in numbers):
@@ -233,7 +238,7 @@ def index_many(t: Translator, node: Any, view: View, numbers: list[Lanes | None]
             fixed = dim < len(numbers) and numbers[dim] is not None
             size = at.shape[dim]
             number = row[dim] if fixed else t.build.constant(row[dim], "I64")
-            at = drop_dim(at, dim, lambda f, n=number, s=size: affine(t, f, n, s))
+            at = drop_dim(at, dim, partial(_affine_of, t, number, size))
         result.append(int(t.load(at).nodes))
     return Lanes(torch.tensor(result, dtype=torch.int64).reshape(shape), view.dtype)
 

@@ -12,11 +12,11 @@ import sympy
 import torch
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
+import flexpte.metal_delegate.payload_generated as schema
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.expression import Expression, Node
 from flexpte.exporter.ir import Op, Region, Size
 from flexpte.exporter.symbols import upper_bound
-from flexpte.metal_delegate import payload_generated as schema
 
 VERSION = 1
 IDENTIFIER = b"FXPL"
@@ -109,7 +109,8 @@ def weight_key(tensor: torch.Tensor) -> str:
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor, row-major, little-endian; no copy where it is contiguous."""
     flat = tensor.detach().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy() if flat.numel() else b"").cast("B")
+    array: Any = flat.view(torch.uint8).numpy()
+    return memoryview(array).cast("B") if flat.numel() else memoryview(b"")
 
 
 def pack(region: Region, keys: dict[int, str], exporter: str) -> bytes:

@@ -415,9 +415,9 @@ def _finish(b: Lowering, states: list[State], inputs: list[Any], outputs: list[i
         for n in (*instruction.op.reads(), *instruction.op.writes()):
             kept_values.setdefault(n, len(kept_values))
     bound = [b.env[node] for node in inputs]
-    for n in (*bound, *outputs):
-        assert isinstance(n, int)
-        kept_values.setdefault(n, len(kept_values))
+    for number in (*bound, *outputs):
+        assert isinstance(number, int)
+        kept_values.setdefault(number, len(kept_values))
     storages: dict[int, int] = {}
     for n in kept_values:
         storages.setdefault(b.values[n].storage, len(storages))

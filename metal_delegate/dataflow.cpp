@@ -14,8 +14,8 @@ bool same_expression(const Expression& a, const Expression& b) {
   for (size_t i = 0; i < a.nodes.size(); ++i) {
     const ExprNode& x = a.nodes[i];
     const ExprNode& y = b.nodes[i];
-    if (x.op != y.op || x.type != y.type || x.args != y.args || x.index != y.index ||
-        x.round_to != y.round_to || x.value_int != y.value_int || x.value_float != y.value_float) {
+    if (x.op != y.op || x.type != y.type || x.args != y.args || x.index != y.index || x.round_to != y.round_to ||
+        x.value_int != y.value_int || x.value_float != y.value_float) {
       return false;
     }
   }
@@ -44,18 +44,15 @@ class Dataflow {
     for (size_t i = 0; i < program_.instructions.size(); ++i) {
       const Instruction& instruction = program_.instructions[i];
       for (size_t k = 0; k < instruction.operands.size(); ++k) {
-        if (instruction.operands[k] >= 0 && !instruction.writes(k))
-          FLEXPTE_TRY(read(i, instruction.operands[k]));
+        if (instruction.operands[k] >= 0 && !instruction.writes(k)) FLEXPTE_TRY(read(i, instruction.operands[k]));
       }
       for (size_t k = 0; k < instruction.operands.size(); ++k) {
-        if (instruction.operands[k] >= 0 && instruction.writes(k))
-          FLEXPTE_TRY(write(i, instruction.operands[k]));
+        if (instruction.operands[k] >= 0 && instruction.writes(k)) FLEXPTE_TRY(write(i, instruction.operands[k]));
       }
       if (instruction.kind == OpKind::kFlexAttention) number_plan(i);
     }
     for (size_t i = 0; i < program_.outputs.size(); ++i) {
-      const auto storage =
-          static_cast<size_t>(program_.values[static_cast<size_t>(program_.outputs[i])].storage);
+      const auto storage = static_cast<size_t>(program_.values[static_cast<size_t>(program_.outputs[i])].storage);
       if (!is_defined(storage)) {
         return {Code::kInvalidProgram, "output " + std::to_string(i) + " " + reason(storage)};
       }
@@ -75,8 +72,7 @@ class Dataflow {
 
   std::string reason(size_t storage) const {
     if (overwritten_by_[storage] == kNever) return "is never written before it is read";
-    return "was overwritten by " +
-           describe_instruction(program_, static_cast<size_t>(overwritten_by_[storage]));
+    return "was overwritten by " + describe_instruction(program_, static_cast<size_t>(overwritten_by_[storage]));
   }
 
   Status wrong(size_t instruction, const std::string& message) const {
@@ -127,10 +123,9 @@ class Dataflow {
   Status check_own_operands(size_t number, int32_t out, size_t overwritten) const {
     const Instruction& instruction = program_.instructions[number];
     const Value& target = program_.values[static_cast<size_t>(out)];
-    const size_t num_inputs =
-        instruction.kind == OpKind::kElementwise
-            ? static_cast<size_t>(std::get<ElementwiseParams>(instruction.params).num_inputs)
-            : 0;
+    const size_t num_inputs = instruction.kind == OpKind::kElementwise
+                                  ? static_cast<size_t>(std::get<ElementwiseParams>(instruction.params).num_inputs)
+                                  : 0;
     for (size_t k = 0; k < instruction.operands.size(); ++k) {
       const int32_t operand = instruction.operands[k];
       if (operand < 0 || operand == out || storage_of(operand) != overwritten) continue;
@@ -155,8 +150,7 @@ class Dataflow {
       return;
     }
     const Value& v = program_.values[static_cast<size_t>(value)];
-    key.insert(key.end(),
-               {v.storage, last_write_[storage_of(value)], static_cast<int64_t>(v.view.dtype), v.offset});
+    key.insert(key.end(), {v.storage, last_write_[storage_of(value)], static_cast<int64_t>(v.view.dtype), v.offset});
     add_shape(key, value);
     key.insert(key.end(), v.view.strides.begin(), v.view.strides.end());
   }
@@ -174,14 +168,12 @@ class Dataflow {
                    params.q_block_size, params.kv_block_size};
     for (const size_t operand : {operand::kQuery, operand::kKey, operand::kValue}) {
       add_shape(key, instruction.operands[operand]);
-      key.push_back(static_cast<int64_t>(
-          program_.values[static_cast<size_t>(instruction.operands[operand])].view.dtype));
+      key.push_back(
+          static_cast<int64_t>(program_.values[static_cast<size_t>(instruction.operands[operand])].view.dtype));
     }
-    for (size_t k = operand::kKvNumBlocks; k <= operand::kFullKvIndices; ++k)
-      add_view(key, instruction.operands[k]);
+    for (size_t k = operand::kKvNumBlocks; k <= operand::kFullKvIndices; ++k) add_view(key, instruction.operands[k]);
     const size_t first_mask_capture = operand::kFirstCapture + static_cast<size_t>(params.num_score_captures);
-    for (size_t k = first_mask_capture; k < instruction.operands.size(); ++k)
-      add_view(key, instruction.operands[k]);
+    for (size_t k = first_mask_capture; k < instruction.operands.size(); ++k) add_view(key, instruction.operands[k]);
     key.push_back(kNever);
     key.insert(key.end(), instruction.scalars.begin() + params.num_score_scalars, instruction.scalars.end());
     params.plan = plans_.try_emplace(std::move(key), program_.num_plans).first->second;

@@ -38,15 +38,13 @@ class LoadedPayload final : public LoadedDelegate {
 class MetalDelegate final : public Delegate {
  public:
   explicit MetalDelegate(DelegateOptions options) : wanted_(std::move(options.device)) {
-    if (options.pool == nullptr)
-      options.pool = std::make_shared<ThreadPool>(ThreadPool::default_num_threads());
+    if (options.pool == nullptr) options.pool = std::make_shared<ThreadPool>(ThreadPool::default_num_threads());
     devices_.push_back(bound::make_host_device(std::move(options.pool)));
   }
 
   std::string_view name() const override { return "FlexpteBackend"; }
 
-  Result<std::unique_ptr<LoadedDelegate>> load(std::span<const std::byte> blob,
-                                               const NamedData& data) const override {
+  Result<std::unique_ptr<LoadedDelegate>> load(std::span<const std::byte> blob, const NamedData& data) const override {
     std::string available;
     for (const std::unique_ptr<bound::Device>& device : devices_) {
       if (device->name() != wanted_) {

@@ -38,13 +38,11 @@ std::string decimal(float value) {
 
 std::string attention(const BoundProgram& program, const Instruction& instruction) {
   const auto& params = std::get<FlexParams>(instruction.params);
-  const auto shape = [&](size_t which) {
-    return shape_string(program.upper_bound(instruction.operands[which]));
-  };
+  const auto shape = [&](size_t which) { return shape_string(program.upper_bound(instruction.operands[which])); };
   const TensorView query = program.upper_bound(instruction.operands[operand::kQuery]);
   return std::string("{") + field("name", quoted(instruction.name)) + ", " +
-         field("dtype", quoted(dtype_name(query.dtype))) + ", " + field("query", shape(operand::kQuery)) +
-         ", " + field("key", shape(operand::kKey)) + ", " + field("value", shape(operand::kValue)) + ", " +
+         field("dtype", quoted(dtype_name(query.dtype))) + ", " + field("query", shape(operand::kQuery)) + ", " +
+         field("key", shape(operand::kKey)) + ", " + field("value", shape(operand::kValue)) + ", " +
          field("scale", decimal(params.scale)) + ", " + field("score", boolean(params.score >= 0)) + ", " +
          field("mask", boolean(params.mask >= 0)) + ", " +
          field("block_lists", boolean(instruction.operands[operand::kKvNumBlocks] >= 0)) + ", " +
@@ -73,9 +71,9 @@ std::string describe_program(const BoundProgram& program, std::string_view devic
   for (const State& state : program.states) {
     states += (states.empty() ? "" : ", ");
     states += std::string("{") + field("name", quoted(state.name)) + ", " +
-              field("dtype", quoted(dtype_name(state.dtype))) + ", " +
-              field("shape", shape_string(state.shape)) + ", " + field("layout", quoted("contiguous")) +
-              ", " + field("size_bytes", std::to_string(state.size_bytes)) + "}";
+              field("dtype", quoted(dtype_name(state.dtype))) + ", " + field("shape", shape_string(state.shape)) +
+              ", " + field("layout", quoted("contiguous")) + ", " +
+              field("size_bytes", std::to_string(state.size_bytes)) + "}";
   }
   return std::string("{") + field("version", std::to_string(program.version)) + ", " +
          field("exporter", quoted(program.exporter)) + ", " + field("device", quoted(device)) + ", " +

@@ -15,7 +15,9 @@
 namespace flexpte {
 namespace {
 
-Status invalid(std::string what) { return Status(Code::kInvalidArgument, "flex_attention: " + std::move(what)); }
+Status invalid(std::string what) {
+  return Status(Code::kInvalidArgument, "flex_attention: " + std::move(what));
+}
 
 // The expression with the roles of rows and columns exchanged: the prefill kernel's rows are keys.
 Expression transposed(const Expression& expression) {
@@ -161,7 +163,9 @@ FlexPlan::FlexPlan() : impl_(std::make_unique<Impl>()) {}
 FlexPlan::~FlexPlan() = default;
 FlexPlan::FlexPlan(FlexPlan&&) noexcept = default;
 FlexPlan& FlexPlan::operator=(FlexPlan&&) noexcept = default;
-FlexPlan::Counts FlexPlan::counts() const { return impl_->data.counts; }
+FlexPlan::Counts FlexPlan::counts() const {
+  return impl_->data.counts;
+}
 
 struct FlexAttention::Impl {
   FlexAttentionSpec spec;

@@ -23,7 +23,7 @@ struct FlexAttentionSpec {
   int num_mask_captures = 0;
   int num_score_scalars = 0;
   int num_mask_scalars = 0;
-  bool has_block_lists = false;       // kv_num_blocks and kv_indices (partial), full_* optional
+  bool has_block_lists = false;  // kv_num_blocks and kv_indices (partial), full_* optional
   int64_t q_block_size = 0;
   int64_t kv_block_size = 0;
 };
@@ -32,7 +32,7 @@ struct FlexAttentionSpec {
 // query, key and value (the last stride of out is 1).
 struct FlexAttentionArgs {
   TensorView query, key, value, out;
-  TensorView lse;                    // data null: not wanted
+  TensorView lse;  // data null: not wanted
   std::span<const TensorView> score_captures, mask_captures;
   std::span<const int64_t> score_scalars, mask_scalars;
   TensorView kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices;  // data null: none

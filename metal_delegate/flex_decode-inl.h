@@ -40,7 +40,9 @@ HWY_INLINE VF load_rest(DF d, const T* row, const DecodeLayout& layout) {
 }
 
 #if HWY_TARGET != HWY_SCALAR
-HWY_INLINE auto sum_blocks(hn::Vec<hn::Simd<float, 4, 0>> v) { return v; }
+HWY_INLINE auto sum_blocks(hn::Vec<hn::Simd<float, 4, 0>> v) {
+  return v;
+}
 #endif
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
 HWY_INLINE auto sum_blocks(hn::Vec<hn::Simd<float, 8, 0>> v) {
@@ -63,8 +65,8 @@ HWY_INLINE void store_sums_of_lanes(DF d, const VF (&v)[4], float* out) {
   const hn::Repartition<uint64_t, DF> d64;
   const auto v01 = hn::BitCast(d64, hn::Add(hn::InterleaveLower(d, v[0], v[1]), hn::InterleaveUpper(d, v[0], v[1])));
   const auto v23 = hn::BitCast(d64, hn::Add(hn::InterleaveLower(d, v[2], v[3]), hn::InterleaveUpper(d, v[2], v[3])));
-  const VF sums = hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, v01, v23)),
-                          hn::BitCast(d, hn::InterleaveUpper(d64, v01, v23)));
+  const VF sums =
+      hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, v01, v23)), hn::BitCast(d, hn::InterleaveUpper(d64, v01, v23)));
   hn::StoreU(sum_blocks(sums), hn::Simd<float, 4, 0>(), out);
 #endif
 }
@@ -144,8 +146,9 @@ HWY_INLINE void multiply_decode_values(const T* values, int64_t stride, int64_t 
   const DecodeLayout layout(dim);
   int64_t i = 0;
   for (; i + 4 * kLanes <= layout.whole; i += 4 * kLanes) {
-    multiply_decode_values_tile<R, 4>([&](int64_t k, int64_t v) { return load(d, values + k * stride + i + v * kLanes); },
-                                      count, weights, weights_stride, correction, outputs + i, outputs_stride);
+    multiply_decode_values_tile<R, 4>(
+        [&](int64_t k, int64_t v) { return load(d, values + k * stride + i + v * kLanes); }, count, weights,
+        weights_stride, correction, outputs + i, outputs_stride);
   }
   for (; i < layout.whole; i += kLanes) {
     multiply_decode_values_tile<R, 1>([&](int64_t k, int64_t) { return load(d, values + k * stride + i); }, count,

@@ -39,7 +39,9 @@ constexpr float kLog2e = 1.44269504088896340736f;
 constexpr int64_t kUnitsPerThread = 4;
 constexpr int64_t kMinPartKeys = 256;
 
-int64_t round_up(int64_t n) { return (n + 15) / 16 * 16; }
+int64_t round_up(int64_t n) {
+  return (n + 15) / 16 * 16;
+}
 
 int64_t max_rows(const FlexShape& shape) {
   return std::max<int64_t>(1, shape.group()) * std::min(shape.num_queries, kFlexMaxDecodeQueries);
@@ -47,15 +49,15 @@ int64_t max_rows(const FlexShape& shape) {
 
 // Scratch of one thread.
 struct DecodeScratch {
-  float* queries;    // [rows, round_up(key_dim)], zeros after key_dim
-  float* outputs;    // [rows, round_up(value_dim)]
-  float* max;        // [rows]
-  float* sum;        // [rows]
-  float* correction; // [rows]
-  float* scores;     // [rows, kFlexKeyChunk]
-  float* keys;       // [kFlexKeyChunk, key_dim]
-  float* values;     // [kFlexKeyChunk, value_dim]
-  uint8_t* visible;  // [rows, kFlexKeyChunk]
+  float* queries;     // [rows, round_up(key_dim)], zeros after key_dim
+  float* outputs;     // [rows, round_up(value_dim)]
+  float* max;         // [rows]
+  float* sum;         // [rows]
+  float* correction;  // [rows]
+  float* scores;      // [rows, kFlexKeyChunk]
+  float* keys;        // [kFlexKeyChunk, key_dim]
+  float* values;      // [kFlexKeyChunk, value_dim]
+  uint8_t* visible;   // [rows, kFlexKeyChunk]
   std::span<std::byte> mods;
 
   DecodeScratch(WorkspaceCarver& carver, const FlexShape& shape, const FlexMods& call_mods) {
@@ -90,8 +92,8 @@ int64_t max_parts(int64_t sets, int num_threads) {
 // Results of all parts, to be merged; unused when there is one.
 struct DecodeParts {
   int64_t count = 1;
-  float* outputs = nullptr;       // [batch, head, query, part, value_dim], divided by their sums
-  float* log_sum_exp = nullptr;   // [batch, head, query, part], natural logarithm
+  float* outputs = nullptr;      // [batch, head, query, part, value_dim], divided by their sums
+  float* log_sum_exp = nullptr;  // [batch, head, query, part], natural logarithm
 };
 
 }  // namespace
@@ -111,9 +113,15 @@ template <class T>
 class DecodeUnit {
  public:
   DecodeUnit(const FlexCall& call, const DecodeScratch& scratch, const DecodeParts& parts)
-      : call_(call), shape_(call.shape), args_(call.args), scratch_(scratch), parts_(parts),
-        mods_(call, scratch.mods), log2_scale_(call.mods.score == nullptr ? 1.0f : kLog2e),
-        query_stride_(round_up(call.shape.key_dim)), output_stride_(round_up(call.shape.value_dim)) {}
+      : call_(call),
+        shape_(call.shape),
+        args_(call.args),
+        scratch_(scratch),
+        parts_(parts),
+        mods_(call, scratch.mods),
+        log2_scale_(call.mods.score == nullptr ? 1.0f : kLog2e),
+        query_stride_(round_up(call.shape.key_dim)),
+        output_stride_(round_up(call.shape.value_dim)) {}
 
   void run(int64_t batch, int64_t first_head, int64_t num_heads, int64_t part) {
     batch_ = batch;
@@ -137,10 +145,11 @@ class DecodeUnit {
     const TensorView& query = args_.query;
     const float scale = call_.mods.score == nullptr ? call_.scale * kLog2e : call_.scale;
     for (int64_t r = 0; r < num_rows_; ++r) {
-      const T* source = query.as<const T>() + batch_ * query.stride(0) + head_of(r) * query.stride(1) +
-                        query_of(r) * query.stride(2);
+      const T* source =
+          query.as<const T>() + batch_ * query.stride(0) + head_of(r) * query.stride(1) + query_of(r) * query.stride(2);
       float* row = scratch_.queries + r * query_stride_;
-      for (int64_t i = 0; i < shape_.key_dim; ++i) row[i] = scale * static_cast<float>(widen(source[i * query.stride(3)]));
+      for (int64_t i = 0; i < shape_.key_dim; ++i)
+        row[i] = scale * static_cast<float>(widen(source[i * query.stride(3)]));
       std::fill(row + shape_.key_dim, row + query_stride_, 0.0f);
     }
   }
@@ -175,8 +184,8 @@ class DecodeUnit {
     const bool masked = kind != RunKind::kFull && mark_visible(kind, begin, end);
     const int64_t b = args_.key.size(0) == 1 ? 0 : batch_;
     const int64_t kv_head = first_head_ / shape_.group();
-    const T* keys = args_.key.as<const T>() + b * args_.key.stride(0) + kv_head * args_.key.stride(1) +
-                    begin * args_.key.stride(2);
+    const T* keys =
+        args_.key.as<const T>() + b * args_.key.stride(0) + kv_head * args_.key.stride(1) + begin * args_.key.stride(2);
     const T* values = args_.value.as<const T>() + b * args_.value.stride(0) + kv_head * args_.value.stride(1) +
                       begin * args_.value.stride(2);
     // Widened once where many rows, or elements that are apart, would have to be widened again.
@@ -244,8 +253,8 @@ class DecodeUnit {
   void score_keys(const U* keys, int64_t stride, int64_t count) {
     for_each_row_block([&](auto rows, int64_t row) {
       multiply_decode_keys<decltype(rows)::value>(keys, stride, shape_.key_dim, count,
-                                                  scratch_.queries + row * query_stride_, query_stride_,
-                                                  scores_of(row), kFlexKeyChunk);
+                                                  scratch_.queries + row * query_stride_, query_stride_, scores_of(row),
+                                                  kFlexKeyChunk);
     });
   }
 
@@ -256,10 +265,17 @@ class DecodeUnit {
       int64_t r = begin;
       for (; r + kDecodeRows <= end; r += kDecodeRows) f(std::integral_constant<int, kDecodeRows>(), r);
       switch (end - r) {
-        case 3: f(std::integral_constant<int, 3>(), r); break;
-        case 2: f(std::integral_constant<int, 2>(), r); break;
-        case 1: f(std::integral_constant<int, 1>(), r); break;
-        default: break;
+        case 3:
+          f(std::integral_constant<int, 3>(), r);
+          break;
+        case 2:
+          f(std::integral_constant<int, 2>(), r);
+          break;
+        case 1:
+          f(std::integral_constant<int, 1>(), r);
+          break;
+        default:
+          break;
       }
     };
     const int64_t queries = tile_end_ - tile_begin_;

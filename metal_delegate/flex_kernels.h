@@ -18,8 +18,12 @@ struct FlexShape {
   int64_t batch, num_heads, num_kv_heads, num_queries, num_keys, key_dim, value_dim;
 
   explicit FlexShape(const FlexAttentionArgs& args)
-      : batch(args.query.size(0)), num_heads(args.query.size(1)), num_kv_heads(args.key.size(1)),
-        num_queries(args.query.size(2)), num_keys(args.key.size(2)), key_dim(args.query.size(3)),
+      : batch(args.query.size(0)),
+        num_heads(args.query.size(1)),
+        num_kv_heads(args.key.size(1)),
+        num_queries(args.query.size(2)),
+        num_keys(args.key.size(2)),
+        key_dim(args.query.size(3)),
         value_dim(args.value.size(3)) {}
   int64_t group() const { return num_kv_heads == 0 ? 1 : num_heads / num_kv_heads; }
 };
@@ -31,7 +35,7 @@ inline constexpr int64_t kFlexKeyChunk = 128;
 struct FlexMods {
   const TileProgram* score = nullptr;  // null: none
   const TileProgram* mask = nullptr;
-  bool score_loads = false;            // the score expression reads captures
+  bool score_loads = false;  // the score expression reads captures
 };
 
 struct FlexCall {

@@ -76,8 +76,7 @@ HWY_INLINE void multiply_values_tile(const float* HWY_RESTRICT values, int64_t s
 
 // scores [count, V vectors] = keys [count, dim] queries [dim, V vectors].
 template <int V>
-void multiply_keys(const float* keys, int64_t stride, const float* queries, int64_t dim, int64_t count,
-                   float* scores) {
+void multiply_keys(const float* keys, int64_t stride, const float* queries, int64_t dim, int64_t count, float* scores) {
   int64_t k = 0;
   for (; k + kMicroRows <= count; k += kMicroRows) {
     multiply_keys_tile<kMicroRows, V>(keys + k * stride, stride, queries, dim, scores + k * V * kLanes);
@@ -99,7 +98,8 @@ void multiply_values(const float* values, int64_t stride, const float* weights, 
   for (; i + 4 <= dim; i += 4) {
     multiply_values_tile<4, V>(values + i, stride, weights, count, correction, outputs + i * V * kLanes);
   }
-  for (; i < dim; ++i) multiply_values_tile<1, V>(values + i, stride, weights, count, correction, outputs + i * V * kLanes);
+  for (; i < dim; ++i)
+    multiply_values_tile<1, V>(values + i, stride, weights, count, correction, outputs + i * V * kLanes);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

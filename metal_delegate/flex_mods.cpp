@@ -13,9 +13,15 @@ void expand(const TileProgram::Tile& result, int64_t rows, int64_t cols, T* out,
   for (int64_t r = 0; r < rows; ++r) {
     T* row = out + r * stride;
     switch (result.extent) {
-      case Extent::kUniform: std::fill_n(row, cols, data[0]); break;
-      case Extent::kRows: std::fill_n(row, cols, data[r]); break;
-      case Extent::kCols: std::copy_n(data, cols, row); break;
+      case Extent::kUniform:
+        std::fill_n(row, cols, data[0]);
+        break;
+      case Extent::kRows:
+        std::fill_n(row, cols, data[r]);
+        break;
+      case Extent::kCols:
+        std::copy_n(data, cols, row);
+        break;
       case Extent::kFull:
         if (data + r * result.stride != row) std::copy_n(data + r * result.stride, cols, row);
         break;

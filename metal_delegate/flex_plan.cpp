@@ -8,7 +8,9 @@
 namespace flexpte {
 namespace {
 
-int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+int64_t round_up(int64_t n, int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
 
 int64_t read_index(const TensorView& view, int64_t offset) {
   return view.dtype == DType::kI64 ? view.as<const int64_t>()[offset]
@@ -77,8 +79,8 @@ class Planner {
     plan_.segments.clear();
     FLEXPTE_TRY(append_listed(args_.kv_num_blocks, args_.kv_indices, "kv", RunKind::kMask, batch, head, q_block));
     if (args_.full_kv_num_blocks.data != nullptr) {
-      FLEXPTE_TRY(append_listed(args_.full_kv_num_blocks, args_.full_kv_indices, "full_kv", RunKind::kFull, batch,
-                                head, q_block));
+      FLEXPTE_TRY(append_listed(args_.full_kv_num_blocks, args_.full_kv_indices, "full_kv", RunKind::kFull, batch, head,
+                                q_block));
     }
     auto& segments = plan_.segments;
     // A block that is listed twice counts once, and as full when either list says so.
@@ -120,11 +122,10 @@ class Planner {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t index = read_index(indices, row + i * indices.stride(3));
       if (index < 0 || index >= num_kv_blocks) {
-        return Status(Code::kOutOfRange, std::string("flex_attention: ") + list + "_indices holds block " +
-                                             std::to_string(index) + where() + ", but the " +
-                                             std::to_string(plan_.num_keys) + " keys have " +
-                                             std::to_string(num_kv_blocks) + " blocks of " +
-                                             std::to_string(spec_.kv_block_size));
+        return Status(Code::kOutOfRange,
+                      std::string("flex_attention: ") + list + "_indices holds block " + std::to_string(index) +
+                          where() + ", but the " + std::to_string(plan_.num_keys) + " keys have " +
+                          std::to_string(num_kv_blocks) + " blocks of " + std::to_string(spec_.kv_block_size));
       }
       const int64_t begin = index * spec_.kv_block_size;
       const int64_t end = std::min(plan_.num_keys, begin + std::min(spec_.kv_block_size, plan_.num_keys));
@@ -190,9 +191,13 @@ class Planner {
   // Halves the range, at multiples of the key tile, until it is proved or one tile.
   void classify(int64_t batch, int64_t head, int64_t begin, int64_t end) {
     switch (plan_.bound_mask.classify(batch, head, q_begin_, q_end_, begin, end)) {
-      case Verdict::kNone: return;
-      case Verdict::kAll: emit(begin, end, RunKind::kFull); return;
-      case Verdict::kMixed: break;
+      case Verdict::kNone:
+        return;
+      case Verdict::kAll:
+        emit(begin, end, RunKind::kFull);
+        return;
+      case Verdict::kMixed:
+        break;
     }
     const int64_t first = begin / kFlexKeyTile;
     const int64_t last = (end - 1) / kFlexKeyTile;

@@ -39,10 +39,10 @@ struct PlanData {
   int64_t num_heads = 0;    // 1 when all heads visit the same keys
   int64_t num_queries = 0;
   int64_t num_keys = 0;
-  std::vector<int32_t> tile_begin;    // first query of each tile, then num_queries
-  std::vector<int64_t> first_run;     // [num_batches, num_heads, num_tiles] and one more
+  std::vector<int32_t> tile_begin;  // first query of each tile, then num_queries
+  std::vector<int64_t> first_run;   // [num_batches, num_heads, num_tiles] and one more
   std::vector<KeyRun> runs;
-  std::vector<int32_t> row_begin;     // [num_batches, num_heads, num_queries]; where a run is kBounds
+  std::vector<int32_t> row_begin;  // [num_batches, num_heads, num_queries]; where a run is kBounds
   std::vector<int32_t> row_end;
   FlexPlan::Counts counts;
 
@@ -62,7 +62,6 @@ struct PlanData {
 };
 
 // Fills `plan`. Shapes of `args` are valid; the contents of block lists are checked here.
-Status build_plan(const FlexAttentionSpec& spec, const FlexAttentionArgs& args, const MaskRanges* mask,
-                  PlanData& plan);
+Status build_plan(const FlexAttentionSpec& spec, const FlexAttentionArgs& args, const MaskRanges* mask, PlanData& plan);
 
 }  // namespace flexpte

@@ -71,9 +71,7 @@ struct PrefillScratch {
     mods = {carver.take<std::byte>(static_cast<int64_t>(bytes)), bytes};
   }
 
-  static int64_t row_stride(const FlexShape& shape) {
-    return (std::max(shape.key_dim, shape.value_dim) + 3) / 4 * 4;
-  }
+  static int64_t row_stride(const FlexShape& shape) { return (std::max(shape.key_dim, shape.value_dim) + 3) / 4 * 4; }
 };
 
 // Query heads of one KV head that a unit takes at most.
@@ -111,9 +109,9 @@ struct Panel {
 
 // Which keys of a chunk the lanes of a panel see.
 struct Visibility {
-  const int32_t* begin = nullptr;    // bounds per lane, relative to the first key, or null
+  const int32_t* begin = nullptr;  // bounds per lane, relative to the first key, or null
   const int32_t* end = nullptr;
-  const uint8_t* bytes = nullptr;    // [keys, kMaxPanelLanes], or null
+  const uint8_t* bytes = nullptr;  // [keys, kMaxPanelLanes], or null
 
   bool all() const { return begin == nullptr && bytes == nullptr; }
   HWY_INLINE hn::Mask<DF> lanes(int64_t key, int64_t lane) const {
@@ -135,7 +133,11 @@ template <class T>
 class PrefillUnit {
  public:
   PrefillUnit(const FlexCall& call, const PrefillScratch& scratch)
-      : call_(call), shape_(call.shape), args_(call.args), scratch_(scratch), mods_(call, scratch.mods),
+      : call_(call),
+        shape_(call.shape),
+        args_(call.args),
+        scratch_(scratch),
+        mods_(call, scratch.mods),
         // Scores are kept in units of log2 where no expression needs them otherwise.
         log2_scale_(call.mods.score == nullptr ? 1.0f : kLog2e) {}
 
@@ -241,8 +243,7 @@ class PrefillUnit {
   Rows load_rows(const TensorView& view, int64_t begin, int64_t end, int64_t dim, float* packed) const {
     const int64_t kv_head = first_head_ / shape_.group();
     const int64_t b = view.size(0) == 1 ? 0 : batch_;
-    const T* source =
-        view.as<const T>() + b * view.stride(0) + kv_head * view.stride(1) + begin * view.stride(2);
+    const T* source = view.as<const T>() + b * view.stride(0) + kv_head * view.stride(1) + begin * view.stride(2);
     if constexpr (std::is_same_v<T, float>) {
       if (view.stride(3) == 1 && view.stride(2) == dim) return {source, dim};
     }
@@ -268,8 +269,8 @@ class PrefillUnit {
         if (!visibility.all() && call_.mods.score_loads) expand_bounds(panel, panel_end - panel_begin, visibility);
       } else if (kind == RunKind::kMask) {
         std::memset(scratch_.visible, 0, static_cast<size_t>((end - begin) * kMaxPanelLanes));
-        mods_.mask({batch_, first_head_, begin, q_begin_ + panel.offset, end - begin, panel.queries},
-                   scratch_.visible, kMaxPanelLanes);
+        mods_.mask({batch_, first_head_, begin, q_begin_ + panel.offset, end - begin, panel.queries}, scratch_.visible,
+                   kMaxPanelLanes);
         visibility.bytes = scratch_.visible;
       }
       const Rows panel_keys = {keys.data + (panel_begin - begin) * keys.stride, keys.stride};
@@ -457,8 +458,7 @@ void prefill(const FlexCall& call, int64_t heads_per_unit) {
   const int64_t slices = (shape.group() + heads_per_unit - 1) / heads_per_unit;
   const int64_t tiles = call.plan.num_tiles();
   const int64_t units = shape.batch * shape.num_kv_heads * slices * tiles;
-  const int64_t thread_bytes = static_cast<int64_t>(
-      flex_prefill_workspace_bytes(shape, call.mods, 1));
+  const int64_t thread_bytes = static_cast<int64_t>(flex_prefill_workspace_bytes(shape, call.mods, 1));
   call.pool.parallel_for(units, 1, [&](int64_t begin, int64_t end, int thread) {
     WorkspaceCarver carver(call.workspace.subspan(static_cast<size_t>(thread * thread_bytes)));
     const PrefillScratch scratch(carver, shape, call.mods, heads_per_unit);

@@ -80,13 +80,11 @@ Status Frame::bind_memory(StateStore& states) {
   std::vector<std::span<std::byte>> state_bytes;
   for (const State& state : program_.states) {
     const std::span<const std::byte> initial =
-        state.initial < 0 ? std::span<const std::byte>()
-                          : program_.constants[static_cast<size_t>(state.initial)].bytes;
+        state.initial < 0 ? std::span<const std::byte>() : program_.constants[static_cast<size_t>(state.initial)].bytes;
     FLEXPTE_ASSIGN(const std::span<std::byte> bytes, states.state(state.name, state.size_bytes, initial));
     state_bytes.push_back(bytes);
   }
-  FLEXPTE_ASSIGN(arena_,
-                 ZeroPages::allocate(static_cast<size_t>(program_.arena_size_bytes), "the delegate's arena"));
+  FLEXPTE_ASSIGN(arena_, ZeroPages::allocate(static_cast<size_t>(program_.arena_size_bytes), "the delegate's arena"));
   for (const Storage& storage : program_.storages) {
     std::byte* data = nullptr;
     const auto index = static_cast<size_t>(storage.index);
@@ -145,13 +143,11 @@ void Frame::collect_positions() {
       const Value& target = program_.values[static_cast<size_t>(instruction.operands[operand::kTarget])];
       const auto storage = static_cast<size_t>(program_.values[static_cast<size_t>(index)].storage);
       const StorageKind kind = program_.storages[storage].kind;
-      const bool is_known =
-          (is_written[storage] || (kind != StorageKind::kArena && kind != StorageKind::kOutput)) &&
-          !is_written_later[storage];
+      const bool is_known = (is_written[storage] || (kind != StorageKind::kArena && kind != StorageKind::kOutput)) &&
+                            !is_written_later[storage];
       const Sym capacity = target.view.size(std::get<IndexCopyParams>(instruction.params).dim);
-      const bool is_new = std::none_of(positions_.begin(), positions_.end(), [&](const Positions& p) {
-        return p.index == index && p.capacity == capacity;
-      });
+      const bool is_new = std::none_of(positions_.begin(), positions_.end(),
+                                       [&](const Positions& p) { return p.index == index && p.capacity == capacity; });
       if (is_known && is_new) {
         const Storage& cache = program_.storages[static_cast<size_t>(target.storage)];
         positions_.push_back({index, capacity, i, program_.states[static_cast<size_t>(cache.index)].name});
@@ -199,14 +195,14 @@ Status Frame::check_inputs(std::span<const DelegateArgument> inputs) const {
     const DelegateArgument& input = inputs[i];
     const bool is_tensor = program_.inputs[i] >= 0;
     if (is_tensor != (input.kind == DelegateArgument::Kind::kTensor)) {
-      return bad_argument(input_name(i) + (is_tensor ? " is an integer, expected a tensor"
-                                                     : " is a tensor, expected an integer"));
+      return bad_argument(input_name(i) +
+                          (is_tensor ? " is an integer, expected a tensor" : " is a tensor, expected an integer"));
     }
     if (!is_tensor) continue;
     const TensorView& expected = program_.values[static_cast<size_t>(program_.inputs[i])].view;
     if (input.tensor.dtype != expected.dtype) {
-      return bad_argument(input_name(i) + " is " + std::string(dtype_name(input.tensor.dtype)) +
-                          ", expected " + std::string(dtype_name(expected.dtype)));
+      return bad_argument(input_name(i) + " is " + std::string(dtype_name(input.tensor.dtype)) + ", expected " +
+                          std::string(dtype_name(expected.dtype)));
     }
     if (input.tensor.rank != expected.rank) {
       return bad_argument(input_name(i) + " has the shape " + shape_string(input.tensor) + ", expected " +
@@ -233,10 +229,9 @@ Status Frame::check_input_sizes(std::span<const DelegateArgument> inputs) const 
     const TensorView& expected = program_.values[static_cast<size_t>(program_.inputs[i])].view;
     for (int32_t d = 0; d < expected.rank; ++d) {
       if (inputs[i].tensor.size(d) == evaluate(expected.size(d))) continue;
-      return bad_argument(input_name(i) + " has the shape " + shape_string(inputs[i].tensor) +
-                          ": dimension " + std::to_string(d) + " is " +
-                          std::to_string(inputs[i].tensor.size(d)) + ", and the other inputs give " +
-                          std::to_string(evaluate(expected.size(d))));
+      return bad_argument(input_name(i) + " has the shape " + shape_string(inputs[i].tensor) + ": dimension " +
+                          std::to_string(d) + " is " + std::to_string(inputs[i].tensor.size(d)) +
+                          ", and the other inputs give " + std::to_string(evaluate(expected.size(d))));
     }
   }
   return Status::ok();
@@ -276,9 +271,9 @@ Status Frame::resolve() {
     const uint64_t extent = extent_bytes(values_[v]);
     const uint64_t end = static_cast<uint64_t>(offsets_bytes_[v]) + extent;
     if (extent > 0 && end > storage_bytes_[storage]) {
-      return {Code::kInvalidProgram, "value " + std::to_string(v) + " with the shape " +
-                                         shape_string(values_[v]) + " reaches byte " + std::to_string(end) +
-                                         " of storage " + std::to_string(storage) + ", which has " +
+      return {Code::kInvalidProgram, "value " + std::to_string(v) + " with the shape " + shape_string(values_[v]) +
+                                         " reaches byte " + std::to_string(end) + " of storage " +
+                                         std::to_string(storage) + ", which has " +
                                          std::to_string(storage_bytes_[storage])};
     }
     if (extent == 0) offsets_bytes_[v] = 0;
@@ -314,8 +309,7 @@ Status Frame::bind_inputs(std::span<const DelegateArgument> inputs) {
     }
     if (input_copies_[i].bytes().empty()) {
       const uint64_t bytes = extent_bytes(program_.upper_bound(program_.inputs[i]));
-      FLEXPTE_ASSIGN(input_copies_[i],
-                     ZeroPages::allocate(static_cast<size_t>(bytes), "a copy of " + input_name(i)));
+      FLEXPTE_ASSIGN(input_copies_[i], ZeroPages::allocate(static_cast<size_t>(bytes), "a copy of " + input_name(i)));
     }
     view.data = input_copies_[i].bytes().data();
     copy_elements(given, view);
@@ -333,9 +327,8 @@ Status Frame::bind_outputs(std::span<DelegateArgument> outputs) {
     }
     const auto needed = static_cast<uint64_t>(view.num_elements() * element_size_bytes(view.dtype));
     if (needed > outputs[i].capacity_bytes || (needed > 0 && given.data == nullptr)) {
-      return bad_argument("output " + std::to_string(i) + " has room for " +
-                          std::to_string(outputs[i].capacity_bytes) + " bytes and needs " +
-                          std::to_string(needed));
+      return bad_argument("output " + std::to_string(i) + " has room for " + std::to_string(outputs[i].capacity_bytes) +
+                          " bytes and needs " + std::to_string(needed));
     }
     if (!is_aligned(given)) {
       return bad_argument("output " + std::to_string(i) + " is not aligned for " + std::string(dtype));
@@ -371,8 +364,7 @@ void Frame::move_pointers() {
     std::byte* data = storage.kind == StorageKind::kInput ? call_inputs_[index] : call_outputs_[index];
     values_[v].data = data == nullptr ? nullptr : data + offsets_bytes_[v];
   }
-  for (const size_t slot : moving_slots_)
-    slots_[slot].data = values_[static_cast<size_t>(slot_values_[slot])].data;
+  for (const size_t slot : moving_slots_) slots_[slot].data = values_[static_cast<size_t>(slot_values_[slot])].data;
 }
 
 Status Frame::check_positions() const {
@@ -384,10 +376,10 @@ Status Frame::check_positions() const {
       const int64_t position =
           index.dtype == DType::kI32 ? index.as<const int32_t>()[at] : index.as<const int64_t>()[at];
       if (position >= 0 && position < capacity) continue;
-      return {Code::kOutOfRange, "position " + std::to_string(position) +
-                                     (position < 0 ? " is before the start"
-                                                   : " is past the capacity " + std::to_string(capacity)) +
-                                     " of cache " + positions.cache + (position < 0 ? "" : ": context full")};
+      return {Code::kOutOfRange,
+              "position " + std::to_string(position) +
+                  (position < 0 ? " is before the start" : " is past the capacity " + std::to_string(capacity)) +
+                  " of cache " + positions.cache + (position < 0 ? "" : ": context full")};
     }
   }
   return Status::ok();

@@ -46,8 +46,7 @@ class HostExecutable final : public Executable {
     std::unique_ptr<HostExecutable> executable(new HostExecutable(program, std::move(pool)));
     for (size_t i = 0; i < program.instructions.size(); ++i) {
       const Status status = executable->prepare(i);
-      if (!status.is_ok())
-        return Status(status.code(), describe_instruction(program, i) + ": " + status.message());
+      if (!status.is_ok()) return Status(status.code(), describe_instruction(program, i) + ": " + status.message());
     }
     return executable;
   }
@@ -84,8 +83,7 @@ class HostExecutable final : public Executable {
         bytes = matmul_workspace_bytes(bounds[operand::kMatMulA], bounds[operand::kMatMulB], num_threads);
         break;
       case OpKind::kElementwise:
-        bytes = elementwise_workspace_bytes(*std::get<ElementwiseParams>(instruction.params).program,
-                                            num_threads);
+        bytes = elementwise_workspace_bytes(*std::get<ElementwiseParams>(instruction.params).program, num_threads);
         break;
       case OpKind::kFlexAttention: {
         FLEXPTE_TRY(prepare_attention(number));
@@ -124,9 +122,9 @@ class HostExecutable final : public Executable {
       const FlexAttentionSpec& other = prepared.spec;
       if (other.scale == spec.scale && other.score == spec.score && other.mask == spec.mask &&
           prepared.score_ranks == score_ranks && prepared.mask_ranks == mask_ranks &&
-          other.num_score_scalars == spec.num_score_scalars &&
-          other.num_mask_scalars == spec.num_mask_scalars && other.has_block_lists == spec.has_block_lists &&
-          other.q_block_size == spec.q_block_size && other.kv_block_size == spec.kv_block_size) {
+          other.num_score_scalars == spec.num_score_scalars && other.num_mask_scalars == spec.num_mask_scalars &&
+          other.has_block_lists == spec.has_block_lists && other.q_block_size == spec.q_block_size &&
+          other.kv_block_size == spec.kv_block_size) {
         attentions_[number] = prepared.attention;
         return Status::ok();
       }
@@ -155,8 +153,7 @@ class HostExecutable final : public Executable {
 
 class HostInstance final : public DelegateInstance {
  public:
-  HostInstance(const HostExecutable& executable, std::unique_ptr<Frame> frame, ZeroPages workspace,
-               size_t max_scalars)
+  HostInstance(const HostExecutable& executable, std::unique_ptr<Frame> frame, ZeroPages workspace, size_t max_scalars)
       : executable_(executable),
         frame_(std::move(frame)),
         workspace_(std::move(workspace)),
@@ -222,8 +219,8 @@ class HostInstance final : public DelegateInstance {
   }
   Status rms_norm(size_t, const Instruction& instruction, Operands v) {
     using namespace operand;
-    flexpte::rms_norm(v[kX], optional(instruction, v, kWeight), std::get<NormParams>(instruction.params).eps,
-                      v[kOut], pool());
+    flexpte::rms_norm(v[kX], optional(instruction, v, kWeight), std::get<NormParams>(instruction.params).eps, v[kOut],
+                      pool());
     return Status::ok();
   }
   Status layer_norm(size_t, const Instruction& instruction, Operands v) {
@@ -237,8 +234,7 @@ class HostInstance final : public DelegateInstance {
     const auto& params = std::get<ElementwiseParams>(instruction.params);
     const auto num_inputs = static_cast<size_t>(params.num_inputs);
     return flexpte::elementwise(*params.program, v.subspan(kFirstInput, num_inputs), scalars_of(instruction),
-                                v.subspan(kFirstInput + num_inputs), v[kElementwiseOut], pool(),
-                                workspace_.bytes());
+                                v.subspan(kFirstInput + num_inputs), v[kElementwiseOut], pool(), workspace_.bytes());
   }
   Status reduce(size_t, const Instruction& instruction, Operands v) {
     using namespace operand;
@@ -281,10 +277,9 @@ class HostInstance final : public DelegateInstance {
   // By OpKind.
   using Run = Status (HostInstance::*)(size_t, const Instruction&, Operands);
   static constexpr std::array<Run, kNumOpKinds> kRun = {
-      &HostInstance::linear,     &HostInstance::gather,         &HostInstance::rms_norm,
-      &HostInstance::layer_norm, &HostInstance::elementwise,    &HostInstance::reduce,
-      &HostInstance::softmax,    &HostInstance::matmul,         &HostInstance::index_copy,
-      &HostInstance::arange,     &HostInstance::flex_attention,
+      &HostInstance::linear,      &HostInstance::gather, &HostInstance::rms_norm,       &HostInstance::layer_norm,
+      &HostInstance::elementwise, &HostInstance::reduce, &HostInstance::softmax,        &HostInstance::matmul,
+      &HostInstance::index_copy,  &HostInstance::arange, &HostInstance::flex_attention,
   };
 
   const HostExecutable& executable_;

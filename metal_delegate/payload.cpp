@@ -130,8 +130,7 @@ class Decoder {
       int64_t elements = 1;
       for (int32_t d = decoded.shape.rank; d-- > 0;) {
         const int64_t size = decoded.shape.size(d);
-        if (size < 0)
-          return malformed(what + " has the size " + std::to_string(size) + ", expected a static one");
+        if (size < 0) return malformed(what + " has the size " + std::to_string(size) + ", expected a static one");
         decoded.shape.strides[static_cast<size_t>(d)] = elements;
         if (__builtin_mul_overflow(elements, size, &elements) || elements > kMaxElements) {
           return malformed(what + " is too large");
@@ -143,8 +142,8 @@ class Decoder {
         FLEXPTE_TRY(in_table(decoded.initial, program_.constants.size(), what, "constant"));
         const size_t have = program_.constants[static_cast<size_t>(decoded.initial)].bytes.size();
         if (have != decoded.size_bytes) {
-          return malformed(what + " has " + std::to_string(decoded.size_bytes) +
-                           " bytes and its initial value " + std::to_string(have));
+          return malformed(what + " has " + std::to_string(decoded.size_bytes) + " bytes and its initial value " +
+                           std::to_string(have));
         }
       }
       program_.states.push_back(std::move(decoded));
@@ -179,8 +178,8 @@ class Decoder {
           break;
         case payload::StorageKind::Arena:
           if (decoded.offset_bytes > program_.arena_size_bytes) {
-            return malformed(what + " begins at byte " + std::to_string(decoded.offset_bytes) +
-                             " of an arena of " + std::to_string(program_.arena_size_bytes));
+            return malformed(what + " begins at byte " + std::to_string(decoded.offset_bytes) + " of an arena of " +
+                             std::to_string(program_.arena_size_bytes));
           }
           room = program_.arena_size_bytes - decoded.offset_bytes;
           break;
@@ -236,8 +235,8 @@ class Decoder {
         default:
           return malformed(what + " has an unknown operation");
       }
-      program_.scalars.push_back({static_cast<ScalarOp>(scalar.op()), scalar.a(), scalar.b(), scalar.value(),
-                                  scalar.upper_bound(), false});
+      program_.scalars.push_back(
+          {static_cast<ScalarOp>(scalar.op()), scalar.a(), scalar.b(), scalar.value(), scalar.upper_bound(), false});
     }
     return Status::ok();
   }
@@ -284,11 +283,11 @@ class Decoder {
     for (int32_t d = 0; d < bound.rank; ++d) {
       int64_t span = 0;
       is_empty = is_empty || bound.size(d) == 0;
-      if (__builtin_mul_overflow(elements, std::max<int64_t>(bound.size(d), 1), &elements) ||
-          elements > kMaxElements || bound.stride(d) > kMaxElements ||
+      if (__builtin_mul_overflow(elements, std::max<int64_t>(bound.size(d), 1), &elements) || elements > kMaxElements ||
+          bound.stride(d) > kMaxElements ||
           __builtin_mul_overflow(std::max<int64_t>(bound.size(d), 1), bound.stride(d), &span) ||
-          __builtin_add_overflow(last, bound.size(d) == 0 ? 0 : span - bound.stride(d), &last) ||
-          span > kMaxElements || last > kMaxElements) {
+          __builtin_add_overflow(last, bound.size(d) == 0 ? 0 : span - bound.stride(d), &last) || span > kMaxElements ||
+          last > kMaxElements) {
         return malformed(what + " is too large");
       }
     }
@@ -316,8 +315,7 @@ class Decoder {
       if (number == -1) continue;
       const Value& value = program_.values[static_cast<size_t>(number)];
       const Storage& storage = program_.storages[static_cast<size_t>(value.storage)];
-      if (storage.kind != StorageKind::kInput || storage.index != static_cast<int32_t>(i) ||
-          value.offset != 0) {
+      if (storage.kind != StorageKind::kInput || storage.index != static_cast<int32_t>(i) || value.offset != 0) {
         return malformed(numbered("input", i) + " is " + numbered("value", static_cast<size_t>(number)) +
                          ", which does not lie at the start of its storage");
       }
@@ -327,8 +325,7 @@ class Decoder {
       FLEXPTE_TRY(in_table(number, program_.values.size(), numbered("output", i), "value"));
       const Value& value = program_.values[static_cast<size_t>(number)];
       const Storage& storage = program_.storages[static_cast<size_t>(value.storage)];
-      if (storage.kind == StorageKind::kOutput &&
-          (storage.index != static_cast<int32_t>(i) || value.offset != 0)) {
+      if (storage.kind == StorageKind::kOutput && (storage.index != static_cast<int32_t>(i) || value.offset != 0)) {
         return malformed(numbered("output", i) + " is " + numbered("value", static_cast<size_t>(number)) +
                          ", which does not lie at the start of its storage");
       }
@@ -351,8 +348,7 @@ class Decoder {
 
   // The verifier checks the alignment of scalars in tables, not that of the elements of vectors.
   static Status aligned(const flatbuffers::Vector<int64_t>* vector, const std::string& what) {
-    if (vector == nullptr || reinterpret_cast<uintptr_t>(vector->Data()) % alignof(int64_t) == 0)
-      return Status::ok();
+    if (vector == nullptr || reinterpret_cast<uintptr_t>(vector->Data()) % alignof(int64_t) == 0) return Status::ok();
     return malformed(what + " has sizes or strides that are not aligned");
   }
 
@@ -375,8 +371,7 @@ class Decoder {
                        std::to_string(program_.scalars.size()));
     }
     if (program_.scalars[scalar].upper_bound < 0) {
-      return malformed(what + " has the size " + numbered("scalar", scalar) +
-                       ", whose upper bound is negative");
+      return malformed(what + " has the size " + numbered("scalar", scalar) + ", whose upper bound is negative");
     }
     program_.scalars[scalar].is_extent = true;
     return Status::ok();
@@ -384,8 +379,7 @@ class Decoder {
 
   static Status in_table(int32_t number, size_t count, const std::string& what, const char* table) {
     if (number >= 0 && static_cast<size_t>(number) < count) return Status::ok();
-    return malformed(what + " names " + table + " " + std::to_string(number) + " of " +
-                     std::to_string(count));
+    return malformed(what + " names " + table + " " + std::to_string(number) + " of " + std::to_string(count));
   }
 
   const payload::Payload& payload_;
@@ -395,8 +389,7 @@ class Decoder {
 
 }  // namespace
 
-Result<std::unique_ptr<BoundProgram>> decode_payload(std::span<const std::byte> bytes,
-                                                     const NamedData& data) {
+Result<std::unique_ptr<BoundProgram>> decode_payload(std::span<const std::byte> bytes, const NamedData& data) {
   constexpr size_t kSmallest = 2 * sizeof(uint32_t);
   if (bytes.size() < kSmallest || std::memcmp(bytes.data() + sizeof(uint32_t), payload::PayloadIdentifier(),
                                               flatbuffers::FlatBufferBuilder::kFileIdentifierLength) != 0) {

@@ -56,8 +56,7 @@ Status decode_expression(const payload::Expression& from, size_t number, Express
     for (size_t a = 0; a < length(node.args()); ++a) {
       const int32_t arg = node.args()->Get(static_cast<uint32_t>(a));
       if (arg < 0 || static_cast<size_t>(arg) >= i) {
-        return malformed(where + " has node " + std::to_string(arg) +
-                         " as an argument, expected an earlier one");
+        return malformed(where + " has node " + std::to_string(arg) + " as an argument, expected an earlier one");
       }
       decoded.args.push_back(arg);
     }
@@ -120,8 +119,7 @@ class InstructionDecoder {
   }
   Status layer_norm(const payload::LayerNorm& op) {
     to_.params = NormParams{op.eps()};
-    return operands(
-        {{op.x(), "x"}, {op.weight(), "weight", true}, {op.bias(), "bias", true}, {op.out(), "out"}});
+    return operands({{op.x(), "x"}, {op.weight(), "weight", true}, {op.bias(), "bias", true}, {op.out(), "out"}});
   }
   Status elementwise(const payload::Elementwise& op) {
     FLEXPTE_TRY(operands({{op.out(), "out"}}));
@@ -131,10 +129,9 @@ class InstructionDecoder {
     FLEXPTE_TRY(expression(op.expression(), "expression", false));
     ElementwiseParams params;
     params.num_inputs = static_cast<int32_t>(length(op.inputs()));
-    FLEXPTE_ASSIGN(
-        TileProgram program,
-        TileProgram::compile(program_.expressions[static_cast<size_t>(op.expression())], params.num_inputs,
-                             static_cast<int>(length(op.scalars())), ranks(op.captures())));
+    FLEXPTE_ASSIGN(TileProgram program,
+                   TileProgram::compile(program_.expressions[static_cast<size_t>(op.expression())], params.num_inputs,
+                                        static_cast<int>(length(op.scalars())), ranks(op.captures())));
     if (program.uses_score()) return malformed("an elementwise expression uses the score of an attention");
     params.program = std::make_shared<const TileProgram>(std::move(program));
     to_.params = std::move(params);
@@ -208,8 +205,7 @@ class InstructionDecoder {
     bool is_optional = false;
   };
   Status operands(std::initializer_list<Operand> list) {
-    for (const Operand& operand : list)
-      FLEXPTE_TRY(add_operand(operand.value, operand.what, operand.is_optional));
+    for (const Operand& operand : list) FLEXPTE_TRY(add_operand(operand.value, operand.what, operand.is_optional));
     return Status::ok();
   }
   Status operand_list(const Numbers* values, const char* what) {
@@ -231,16 +227,14 @@ class InstructionDecoder {
     for (size_t i = 0; i < length(scalars); ++i) {
       const int32_t scalar = scalars->Get(static_cast<uint32_t>(i));
       if (scalar < 0 || static_cast<size_t>(scalar) >= program_.scalars.size()) {
-        return malformed("names scalar " + std::to_string(scalar) + " of " +
-                         std::to_string(program_.scalars.size()));
+        return malformed("names scalar " + std::to_string(scalar) + " of " + std::to_string(program_.scalars.size()));
       }
       to_.scalars.push_back(scalar);
     }
     return Status::ok();
   }
   Status expression(int32_t number, const char* what, bool is_optional) {
-    if ((is_optional && number == -1) ||
-        (number >= 0 && static_cast<size_t>(number) < program_.expressions.size())) {
+    if ((is_optional && number == -1) || (number >= 0 && static_cast<size_t>(number) < program_.expressions.size())) {
       return Status::ok();
     }
     return malformed(std::string("its ") + what + " names expression " + std::to_string(number) + " of " +
@@ -255,9 +249,8 @@ class InstructionDecoder {
       return {program.status().code(), std::string("its ") + what + ": " + program.status().message()};
     }
     if (program->result_type() != type) {
-      return malformed(std::string("its ") + what + " gives " +
-                       std::string(dtype_name(program->result_type())) + ", expected " +
-                       std::string(dtype_name(type)));
+      return malformed(std::string("its ") + what + " gives " + std::string(dtype_name(program->result_type())) +
+                       ", expected " + std::string(dtype_name(type)));
     }
     return Status::ok();
   }

@@ -38,18 +38,16 @@ Profile::~Profile() {
                milliseconds(total) / static_cast<double>(num_calls_));
   for (size_t kind = 0; kind < by_kind.size(); ++kind) {
     if (counts[kind] == 0) continue;
-    std::fprintf(
-        stderr, "  %-14s x %5lld  %10.3f ms  %5.1f %%\n",
-        std::string(op_kind_name(static_cast<OpKind>(kind))).c_str(), static_cast<long long>(counts[kind]),
-        milliseconds(by_kind[kind]) / static_cast<double>(num_calls_), milliseconds(by_kind[kind]) * share);
+    std::fprintf(stderr, "  %-14s x %5lld  %10.3f ms  %5.1f %%\n",
+                 std::string(op_kind_name(static_cast<OpKind>(kind))).c_str(), static_cast<long long>(counts[kind]),
+                 milliseconds(by_kind[kind]) / static_cast<double>(num_calls_), milliseconds(by_kind[kind]) * share);
   }
   std::vector<size_t> order(spent_.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [this](size_t a, size_t b) { return spent_[a] > spent_[b]; });
   constexpr size_t kShown = 20;
   for (size_t i = 0; i < std::min(kShown, order.size()); ++i) {
-    std::fprintf(stderr, "  %10.3f ms  %s\n",
-                 milliseconds(spent_[order[i]]) / static_cast<double>(num_calls_),
+    std::fprintf(stderr, "  %10.3f ms  %s\n", milliseconds(spent_[order[i]]) / static_cast<double>(num_calls_),
                  describe_instruction(program_, order[i]).c_str());
   }
 }

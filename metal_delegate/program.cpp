@@ -130,8 +130,7 @@ TensorView BoundProgram::upper_bound(int32_t value) const {
 
 std::string describe_instruction(const BoundProgram& program, size_t number) {
   const Instruction& instruction = program.instructions[number];
-  std::string text =
-      "instruction " + std::to_string(number) + " (" + std::string(op_kind_name(instruction.kind));
+  std::string text = "instruction " + std::to_string(number) + " (" + std::string(op_kind_name(instruction.kind));
   if (!instruction.name.empty()) text += ", " + instruction.name;
   return text + ")";
 }

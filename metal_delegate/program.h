@@ -153,8 +153,8 @@ inline constexpr size_t kTarget = 0, kCopyIndex = 1, kCopySource = 2;  // IndexC
 inline constexpr size_t kArangeOut = 0;
 inline constexpr size_t kElementwiseOut = 0, kFirstInput = 1;  // then the inputs, then the captures
 // FlexAttention: then the captures of the score, then those of the mask
-inline constexpr size_t kQuery = 0, kKey = 1, kValue = 2, kFlexOut = 3, kLse = 4, kKvNumBlocks = 5,
-                        kKvIndices = 6, kFullKvNumBlocks = 7, kFullKvIndices = 8, kFirstCapture = 9;
+inline constexpr size_t kQuery = 0, kKey = 1, kValue = 2, kFlexOut = 3, kLse = 4, kKvNumBlocks = 5, kKvIndices = 6,
+                        kFullKvNumBlocks = 7, kFullKvIndices = 8, kFirstCapture = 9;
 }  // namespace operand
 
 struct Instruction {
@@ -162,8 +162,8 @@ struct Instruction {
   std::string name;
   std::vector<int32_t> operands;
   std::vector<int32_t> scalars;  // Elementwise; FlexAttention: of the score, then of the mask
-  std::variant<NoParams, GatherParams, NormParams, ElementwiseParams, ReduceParams, SoftmaxParams,
-               IndexCopyParams, ArangeParams, FlexParams>
+  std::variant<NoParams, GatherParams, NormParams, ElementwiseParams, ReduceParams, SoftmaxParams, IndexCopyParams,
+               ArangeParams, FlexParams>
       params;
 
   bool writes(size_t operand_number) const;

@@ -26,13 +26,11 @@ MaskRanges::MaskRanges(MaskRanges&&) noexcept = default;
 MaskRanges& MaskRanges::operator=(MaskRanges&&) noexcept = default;
 MaskRanges::MaskRanges(std::unique_ptr<const Impl> impl) : impl_(std::move(impl)) {}
 
-Result<MaskRanges> MaskRanges::compile(const Expression& mask, int num_scalars,
-                                       std::span<const int> capture_ranks) {
+Result<MaskRanges> MaskRanges::compile(const Expression& mask, int num_scalars, std::span<const int> capture_ranks) {
   FLEXPTE_TRY(verify_expression(mask, 0, num_scalars, capture_ranks));
   if (mask.nodes.back().type != DType::kBool) {
-    return Status(
-        Code::kInvalidProgram,
-        "mask expression: gives " + std::string(dtype_name(mask.nodes.back().type)) + "; expected bool");
+    return Status(Code::kInvalidProgram,
+                  "mask expression: gives " + std::string(dtype_name(mask.nodes.back().type)) + "; expected bool");
   }
   auto impl = std::make_unique<Impl>();
   impl->num_captures = static_cast<int>(capture_ranks.size());
@@ -42,9 +40,8 @@ Result<MaskRanges> MaskRanges::compile(const Expression& mask, int num_scalars,
     if (!reachable[i]) continue;
     const ExprNode& from = mask.nodes[i];
     if (from.op == ExprOp::kScore) {
-      return Status(Code::kInvalidProgram,
-                    "mask expression: node " + std::to_string(i) +
-                        " reads the score; a mask depends on indices and captures only");
+      return Status(Code::kInvalidProgram, "mask expression: node " + std::to_string(i) +
+                                               " reads the score; a mask depends on indices and captures only");
     }
     Node node;
     node.op = from.op;
@@ -86,8 +83,8 @@ BoundMask::~BoundMask() = default;
 BoundMask::BoundMask(BoundMask&&) noexcept = default;
 BoundMask& BoundMask::operator=(BoundMask&&) noexcept = default;
 
-void BoundMask::bind(const MaskRanges& mask, std::span<const TensorView> captures,
-                     std::span<const int64_t> scalars, int64_t num_queries, int64_t num_keys) {
+void BoundMask::bind(const MaskRanges& mask, std::span<const TensorView> captures, std::span<const int64_t> scalars,
+                     int64_t num_queries, int64_t num_keys) {
   impl_->mask = mask.impl_.get();
   if (impl_->captures.size() < captures.size()) impl_->captures.resize(captures.size());
   for (size_t i = 0; i < captures.size(); ++i) impl_->captures[i].bind(captures[i]);

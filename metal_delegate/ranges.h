@@ -32,8 +32,7 @@ struct KeyRange {
 class MaskRanges {
  public:
   // `mask` must give a Bool and may use no score and no elementwise input. InvalidProgram otherwise.
-  static Result<MaskRanges> compile(const Expression& mask, int num_scalars,
-                                    std::span<const int> capture_ranks);
+  static Result<MaskRanges> compile(const Expression& mask, int num_scalars, std::span<const int> capture_ranks);
   ~MaskRanges();
   MaskRanges(MaskRanges&&) noexcept;
   MaskRanges& operator=(MaskRanges&&) noexcept;
@@ -65,13 +64,11 @@ class BoundMask {
             int64_t num_queries, int64_t num_keys);
 
   // The mask over queries [q_begin, q_end) and keys [kv_begin, kv_end), not empty.
-  Verdict classify(int64_t batch, int64_t head, int64_t q_begin, int64_t q_end, int64_t kv_begin,
-                   int64_t kv_end) const;
+  Verdict classify(int64_t batch, int64_t head, int64_t q_begin, int64_t q_end, int64_t kv_begin, int64_t kv_end) const;
 
   // True when the keys in [kv_begin, kv_end) that row `q` sees are proved to be one interval, which
   // is then stored in *visible, exactly (empty: {kv_begin, kv_begin}). False: evaluate the mask.
-  bool row_interval(int64_t batch, int64_t head, int64_t q, int64_t kv_begin, int64_t kv_end,
-                    KeyRange* visible) const;
+  bool row_interval(int64_t batch, int64_t head, int64_t q, int64_t kv_begin, int64_t kv_end, KeyRange* visible) const;
 
   // The smallest range found that holds all keys in [0, num_keys) that any of the rows
   // [q_begin, q_end) sees.

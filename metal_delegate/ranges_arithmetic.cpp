@@ -44,10 +44,8 @@ Range affine(const Box& box, int64_t q_coefficient, int64_t kv_coefficient, int6
     return static_cast<__int128>(q_coefficient) * q + static_cast<__int128>(kv_coefficient) * kv + offset;
   };
   const int64_t q_last = box.q_end - 1, kv_last = box.kv_end - 1;
-  const __int128 min =
-      corner(q_coefficient >= 0 ? box.q_begin : q_last, kv_coefficient >= 0 ? box.kv_begin : kv_last);
-  const __int128 max =
-      corner(q_coefficient >= 0 ? q_last : box.q_begin, kv_coefficient >= 0 ? kv_last : box.kv_begin);
+  const __int128 min = corner(q_coefficient >= 0 ? box.q_begin : q_last, kv_coefficient >= 0 ? box.kv_begin : kv_last);
+  const __int128 max = corner(q_coefficient >= 0 ? q_last : box.q_begin, kv_coefficient >= 0 ? kv_last : box.kv_begin);
   if (min < type_min(type) || max > type_max(type)) return unknown(type);
   Range r = interval(static_cast<int64_t>(min), static_cast<int64_t>(max));
   r.affine = true;
@@ -268,8 +266,8 @@ Range float_operation(const Node& node, const std::array<const Range*, 3>& args)
   if (unbounded || std::isinf(b.min_float) || std::isinf(b.max_float)) return unknown(DType::kF32);
   if (node.op == ExprOp::kAdd) return floats(a.min_float + b.min_float, a.max_float + b.max_float, has_nan);
   if (node.op == ExprOp::kSub) return floats(a.min_float - b.max_float, a.max_float - b.min_float, has_nan);
-  const auto [low, high] = std::minmax({a.min_float * b.min_float, a.min_float * b.max_float,
-                                        a.max_float * b.min_float, a.max_float * b.max_float});
+  const auto [low, high] = std::minmax(
+      {a.min_float * b.min_float, a.min_float * b.max_float, a.max_float * b.min_float, a.max_float * b.max_float});
   return floats(low, high, has_nan);
 }
 

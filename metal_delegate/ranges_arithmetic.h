@@ -33,8 +33,7 @@ Range hull(const Range& a, const Range& b);
 Range operation(const Node& node, DType type, const std::array<const Range*, 3>& args, const Box& box);
 
 // The integer operations, shared with operation().
-Range integer_operation(const Node& node, DType type, const std::array<const Range*, 3>& args,
-                        const Box& box);
+Range integer_operation(const Node& node, DType type, const std::array<const Range*, 3>& args, const Box& box);
 // F32 arguments and result.
 Range float_operation(const Node& node, const std::array<const Range*, 3>& args);
 

@@ -34,10 +34,8 @@ Range from_capture(const ValueRange& values, DType type) {
       if (values.min_float > 0.0 || values.max_float < 0.0) return point(1);
       return values.min_float == 0.0 && values.max_float == 0.0 ? point(0) : interval(0, 1);
     }
-    low = type == DType::kI32 ? float_to_int<int32_t>(values.min_float)
-                              : float_to_int<int64_t>(values.min_float);
-    high = type == DType::kI32 ? float_to_int<int32_t>(values.max_float)
-                               : float_to_int<int64_t>(values.max_float);
+    low = type == DType::kI32 ? float_to_int<int32_t>(values.min_float) : float_to_int<int64_t>(values.min_float);
+    high = type == DType::kI32 ? float_to_int<int32_t>(values.max_float) : float_to_int<int64_t>(values.max_float);
   }
   if (type == DType::kBool) {
     if (low > 0 || high < 0) return point(1);
@@ -166,8 +164,7 @@ void evaluate_box(const Context& context, const Box& box, size_t end, RangeArray
         for (size_t a = 0; a < static_cast<size_t>(node.num_args); ++a) {
           args[a] = &ranges[static_cast<size_t>(node.arg(a))];
         }
-        const DType type =
-            context.nodes[static_cast<size_t>(node.arg(static_cast<size_t>(node.num_args - 1)))].type;
+        const DType type = context.nodes[static_cast<size_t>(node.arg(static_cast<size_t>(node.num_args - 1)))].type;
         ranges[i] = operation(node, type, args, box);
         break;
       }

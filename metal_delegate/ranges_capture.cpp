@@ -115,8 +115,7 @@ ValueRange CaptureSummary::summary(Block& block, int64_t row, int64_t offset, in
   result = group ? walk(row, offset, begin, end, false) : scan(offset, begin, end);
   if (result.is_float) {
     const double nan = std::numeric_limits<double>::quiet_NaN();
-    block.min_bits.store(std::bit_cast<int64_t>(result.has_nan ? nan : result.min_float),
-                         std::memory_order_relaxed);
+    block.min_bits.store(std::bit_cast<int64_t>(result.has_nan ? nan : result.min_float), std::memory_order_relaxed);
     block.max_bits.store(std::bit_cast<int64_t>(result.max_float), std::memory_order_relaxed);
   } else {
     block.min_bits.store(result.min_int, std::memory_order_relaxed);
@@ -137,11 +136,9 @@ ValueRange CaptureSummary::walk(int64_t row, int64_t offset, int64_t begin, int6
     ValueRange part;
     int64_t stop = groups ? ends_at(at, kGroup) : 0;
     if (stop != 0) {
-      part = summary(groups_[static_cast<size_t>(row * groups_per_row_ + at / kGroup)], row, offset, at, stop,
-                     true);
+      part = summary(groups_[static_cast<size_t>(row * groups_per_row_ + at / kGroup)], row, offset, at, stop, true);
     } else if (stop = ends_at(at, kBlock); stop != 0) {
-      part = summary(blocks_[static_cast<size_t>(row * blocks_per_row_ + at / kBlock)], row, offset, at, stop,
-                     false);
+      part = summary(blocks_[static_cast<size_t>(row * blocks_per_row_ + at / kBlock)], row, offset, at, stop, false);
     } else {
       stop = std::min((at / kBlock + 1) * kBlock, end);
       part = scan(offset, at, stop);
@@ -156,8 +153,7 @@ ValueRange CaptureSummary::walk(int64_t row, int64_t offset, int64_t begin, int6
   return result;
 }
 
-bool CaptureSummary::range(int64_t row, int64_t offset, int64_t begin, int64_t end,
-                           ValueRange* result) const {
+bool CaptureSummary::range(int64_t row, int64_t offset, int64_t begin, int64_t end, ValueRange* result) const {
   if (has_blocks_) {
     *result = walk(row, offset, begin, end, true);
     return true;

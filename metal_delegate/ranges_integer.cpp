@@ -91,8 +91,7 @@ Range product(const Range& a, const Range& b, DType type, const Box& box) {
 Range quotient(ExprOp op, const Range& a, const Range& b, DType type) {
   if (b.contains(0) || (a.min == type_min(type) && b.contains(-1))) return unknown(type);
   const auto corner = [&](int64_t x, int64_t y) { return Wide{exact(op, x, y)}; };
-  return clipped({corner(a.min, b.min), corner(a.min, b.max), corner(a.max, b.min), corner(a.max, b.max)},
-                 type);
+  return clipped({corner(a.min, b.min), corner(a.min, b.max), corner(a.max, b.min), corner(a.max, b.max)}, type);
 }
 
 Range remainder(const Range& a, const Range& b, DType type, const Box& box) {
@@ -175,8 +174,7 @@ Range round_to(const Range& a, DType type, DType narrow) {
 
 }  // namespace
 
-Range integer_operation(const Node& node, DType type, const std::array<const Range*, 3>& args,
-                        const Box& box) {
+Range integer_operation(const Node& node, DType type, const std::array<const Range*, 3>& args, const Box& box) {
   const Range& a = *args[0];
   switch (node.op) {
     case ExprOp::kNeg:

@@ -70,9 +70,9 @@ class Row {
       f.affine = true;
       f.coefficient = r.affine ? r.kv_coefficient : 0;
       // The query is one: its part is constant, and no product overflows, as the range did not.
-      f.offset = r.affine ? r.min - (f.coefficient >= 0 ? f.coefficient * box_.kv_begin
-                                                        : f.coefficient * (box_.kv_end - 1))
-                          : r.min;
+      f.offset = r.affine
+                     ? r.min - (f.coefficient >= 0 ? f.coefficient * box_.kv_begin : f.coefficient * (box_.kv_end - 1))
+                     : r.min;
       f.direction = f.coefficient > 0 ? 1 : f.coefficient < 0 ? -1 : 0;
       return;
     }
@@ -119,8 +119,7 @@ class Row {
         return false;
       case ExprOp::kFloorDiv:
       case ExprOp::kTruncDiv:
-        if (!integer(node.arg(0), &a) || !range(node.arg(1)).is_point() || range(node.arg(1)).min == 0)
-          return false;
+        if (!integer(node.arg(0), &a) || !range(node.arg(1)).is_point() || range(node.arg(1)).min == 0) return false;
         return by_constant(a, range(node.arg(1)).min, direction);
       case ExprOp::kShiftRight:
         return range(node.arg(1)).is_point() && integer(node.arg(0), direction);
@@ -186,8 +185,8 @@ class Row {
         int direction = 0;
         if (!load_direction(node, &direction)) return;
         f.kind = Form::Kind::kSet;
-        const int64_t change = search(
-            [&](int64_t kv) { return (value_at(static_cast<int32_t>(i), kv) != 0) == (direction > 0); });
+        const int64_t change =
+            search([&](int64_t kv) { return (value_at(static_cast<int32_t>(i), kv) != 0) == (direction > 0); });
         append(f.set, direction > 0 ? change : box_.kv_begin, direction > 0 ? box_.kv_end : change);
         return;
       }
@@ -220,8 +219,7 @@ class Row {
       case ExprOp::kBitOr:
       case ExprOp::kAdd:
       case ExprOp::kMax:
-        if (is_set(node.arg(0)) && is_set(node.arg(1)) &&
-            unite(form(node.arg(0)).set, form(node.arg(1)).set, &f.set)) {
+        if (is_set(node.arg(0)) && is_set(node.arg(1)) && unite(form(node.arg(0)).set, form(node.arg(1)).set, &f.set)) {
           f.kind = Form::Kind::kSet;
         }
         return;

@@ -67,8 +67,7 @@ class Checker {
 
   Status require_float(size_t operand, const char* what) const {
     if (is_float(views_[operand].dtype)) return Status::ok();
-    return wrong(std::string(what) + " is " + describe(views_[operand]) +
-                 ", expected float32, float16 or bfloat16");
+    return wrong(std::string(what) + " is " + describe(views_[operand]) + ", expected float32, float16 or bfloat16");
   }
   Status require_index(size_t operand, const char* what) const {
     if (is_index(views_[operand].dtype)) return Status::ok();
@@ -76,21 +75,19 @@ class Checker {
   }
   Status require_rank(size_t operand, const char* what, int32_t rank) const {
     if (views_[operand].rank == rank) return Status::ok();
-    return wrong(std::string(what) + " is " + describe(views_[operand]) + ", expected " +
-                 std::to_string(rank) + " dimensions");
+    return wrong(std::string(what) + " is " + describe(views_[operand]) + ", expected " + std::to_string(rank) +
+                 " dimensions");
   }
   // Equal sizes of dimension `dim_a` of one operand and `dim_b` of another.
-  Status require_equal(size_t a, const char* what_a, int32_t dim_a, size_t b, const char* what_b,
-                       int32_t dim_b) const {
+  Status require_equal(size_t a, const char* what_a, int32_t dim_a, size_t b, const char* what_b, int32_t dim_b) const {
     if (agree(views_[a].size(dim_a), views_[b].size(dim_b))) return Status::ok();
-    return wrong(std::string(what_a) + " is " + describe(views_[a]) + " and " + what_b + " is " +
-                 describe(views_[b]) + ": dimension " + std::to_string(dim_a) + " of the one and dimension " +
-                 std::to_string(dim_b) + " of the other must be equal");
+    return wrong(std::string(what_a) + " is " + describe(views_[a]) + " and " + what_b + " is " + describe(views_[b]) +
+                 ": dimension " + std::to_string(dim_a) + " of the one and dimension " + std::to_string(dim_b) +
+                 " of the other must be equal");
   }
   Status require_unit_last_stride(size_t operand, const char* what) const {
     if (has_unit_last_stride(views_[operand])) return Status::ok();
-    return wrong(std::string(what) + " is " + describe(views_[operand]) +
-                 ", whose last dimension is not contiguous");
+    return wrong(std::string(what) + " is " + describe(views_[operand]) + ", whose last dimension is not contiguous");
   }
   Status require_contiguous(size_t operand, const char* what) const {
     if (may_be_contiguous(views_[operand])) return Status::ok();
@@ -168,8 +165,7 @@ Status check_gather(const Instruction& instruction, const Checker& c) {
     FLEXPTE_TRY(c.require_equal(kGatherOut, "the output", dim + d, kGatherIndex, "the index", d));
   }
   for (int32_t d = dim + 1; d < source.rank; ++d) {
-    FLEXPTE_TRY(
-        c.require_equal(kGatherOut, "the output", d - 1 + index.rank, kGatherSource, "the source", d));
+    FLEXPTE_TRY(c.require_equal(kGatherOut, "the output", d - 1 + index.rank, kGatherSource, "the source", d));
   }
   return Status::ok();
 }
@@ -205,8 +201,7 @@ Status check_reduce(const Instruction& instruction, const Checker& c) {
     return wrong("reduces " + std::to_string(params.num_dims) + " dimensions of x, which is " + describe(x));
   }
   FLEXPTE_TRY(c.require_rank(kUnaryOut, "the output", x.rank - params.num_dims));
-  for (int32_t d = 0; d < out.rank; ++d)
-    FLEXPTE_TRY(c.require_equal(kUnaryOut, "the output", d, kUnaryX, "x", d));
+  for (int32_t d = 0; d < out.rank; ++d) FLEXPTE_TRY(c.require_equal(kUnaryOut, "the output", d, kUnaryX, "x", d));
   bool fits = false;
   switch (params.op) {
     case ReduceOp::kSum:
@@ -293,8 +288,7 @@ Status check_arange(const Instruction&, const Checker& c) {
 Status check_block_list(const Checker& c, size_t counts, size_t indices, const char* counts_name,
                         const char* indices_name, const FlexParams& params) {
   using namespace operand;
-  for (const auto& [which, name, rank] :
-       {std::tuple{counts, counts_name, 3}, std::tuple{indices, indices_name, 4}}) {
+  for (const auto& [which, name, rank] : {std::tuple{counts, counts_name, 3}, std::tuple{indices, indices_name, 4}}) {
     if (c[which].dtype != DType::kI32) {
       return wrong(std::string(name) + " is " + describe(c[which]) + ", expected int32");
     }
@@ -303,8 +297,7 @@ Status check_block_list(const Checker& c, size_t counts, size_t indices, const c
     if (!is(c[which].size(0), 1)) FLEXPTE_TRY(c.require_equal(which, name, 0, kQuery, "the query", 0));
     if (!is(c[which].size(1), 1)) FLEXPTE_TRY(c.require_equal(which, name, 1, kQuery, "the query", 1));
   }
-  for (int32_t d = 0; d < 3; ++d)
-    FLEXPTE_TRY(c.require_equal(counts, counts_name, d, indices, indices_name, d));
+  for (int32_t d = 0; d < 3; ++d) FLEXPTE_TRY(c.require_equal(counts, counts_name, d, indices, indices_name, d));
   if (params.q_block_size < 1 || params.kv_block_size < 1) {
     return wrong("block lists with blocks of " + std::to_string(params.q_block_size) + " queries and " +
                  std::to_string(params.kv_block_size) + " keys");
@@ -329,8 +322,7 @@ Status check_flex_attention(const Instruction& instruction, const Checker& c) {
     FLEXPTE_TRY(c.require_unit_last_stride(which, name));
   }
   if (c[kKey].dtype != c[kValue].dtype) {
-    return wrong("the key is " + describe(c[kKey]) + " and the value " + describe(c[kValue]) +
-                 ", expected one dtype");
+    return wrong("the key is " + describe(c[kKey]) + " and the value " + describe(c[kValue]) + ", expected one dtype");
   }
   for (int32_t d = 0; d < 3; ++d) {
     FLEXPTE_TRY(c.require_equal(kKey, "the key", d, kValue, "the value", d));
@@ -341,10 +333,9 @@ Status check_flex_attention(const Instruction& instruction, const Checker& c) {
   if (!is(c[kKey].size(0), 1)) FLEXPTE_TRY(c.require_equal(kKey, "the key", 0, kQuery, "the query", 0));
   const Sym num_heads = c[kQuery].size(1);
   const Sym num_kv_heads = c[kKey].size(1);
-  if (!is_symbolic(num_heads) && !is_symbolic(num_kv_heads) &&
-      (num_kv_heads == 0 || num_heads % num_kv_heads != 0)) {
-    return wrong(std::to_string(num_heads) + " query heads are no multiple of " +
-                 std::to_string(num_kv_heads) + " key/value heads");
+  if (!is_symbolic(num_heads) && !is_symbolic(num_kv_heads) && (num_kv_heads == 0 || num_heads % num_kv_heads != 0)) {
+    return wrong(std::to_string(num_heads) + " query heads are no multiple of " + std::to_string(num_kv_heads) +
+                 " key/value heads");
   }
   if (is(c[kQuery].size(3), 0) && !is_symbolic(c[kQuery].size(3))) return wrong("the head dimension is 0");
   if (c.has(kLse)) {
@@ -362,8 +353,7 @@ Status check_flex_attention(const Instruction& instruction, const Checker& c) {
     FLEXPTE_TRY(check_block_list(c, kKvNumBlocks, kKvIndices, "kv_num_blocks", "kv_indices", params));
   }
   if (c.has(kFullKvNumBlocks)) {
-    FLEXPTE_TRY(check_block_list(c, kFullKvNumBlocks, kFullKvIndices, "full_kv_num_blocks", "full_kv_indices",
-                                 params));
+    FLEXPTE_TRY(check_block_list(c, kFullKvNumBlocks, kFullKvIndices, "full_kv_num_blocks", "full_kv_indices", params));
   }
   return Status::ok();
 }

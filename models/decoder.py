@@ -125,7 +125,7 @@ class Attention(nn.Module):
 
     def split_heads(self, x: Tensor) -> Tensor:
         """[B, T, H * D] -> [B, H, T, D]"""
-        heads: Tensor = x.unflatten(-1, (-1, self.head_dim))  # type: ignore[no-untyped-call]
+        heads: Tensor = x.unflatten(-1, (-1, self.head_dim))
         return heads.transpose(1, 2)
 
     def forward(self, x: Tensor, input_pos: Tensor, angles: Angles, mask: BlockMask) -> Tensor:

@@ -14,8 +14,8 @@ namespace et = executorch_flatbuffer;
 // Reads one execution plan. Each part relies on what the parts before it have verified.
 class MethodLoader {
  public:
-  MethodLoader(const PteFile& file, const et::ExecutionPlan& plan,
-               std::span<const std::shared_ptr<Delegate>> delegates, const ThreadPool& pool, Method& method)
+  MethodLoader(const PteFile& file, const et::ExecutionPlan& plan, std::span<const std::shared_ptr<Delegate>> delegates,
+               const ThreadPool& pool, Method& method)
       : file_(file), plan_(plan), delegates_(delegates), pool_(pool), method_(method) {}
 
   Status load() {
@@ -65,8 +65,8 @@ class MethodLoader {
     if (missing.empty()) return Status::ok();
     std::string list;
     for (const std::string& name : missing) list += (list.empty() ? "" : ", ") + name;
-    return {Code::kUnsupported, "uses operators that this runtime lacks: " + list +
-                                    ". Delegate them, or export the model without them"};
+    return {Code::kUnsupported,
+            "uses operators that this runtime lacks: " + list + ". Delegate them, or export the model without them"};
   }
 
   Status load_delegates() {
@@ -82,8 +82,8 @@ class MethodLoader {
         for (const auto& known : delegates_) {
           available += (available.empty() ? "" : ", ") + std::string(known->name());
         }
-        return {Code::kNotFound, "needs the delegate '" + delegate.id + "'; available here: " +
-                                     (available.empty() ? "none" : available)};
+        return {Code::kNotFound, "needs the delegate '" + delegate.id +
+                                     "'; available here: " + (available.empty() ? "none" : available)};
       }
       FLEXPTE_ASSIGN(const auto blob, file_.delegate_blob(entry->processed()));
       delegate.blob_size_bytes = blob.size();
@@ -151,8 +151,8 @@ class MethodLoader {
     const auto used = [&values](int64_t id) { values[static_cast<size_t>(id)].only_multiplied = false; };
     for (const int32_t id : method_.outputs_) used(id);
     for (const ValueInfo& value : values) {
-      const bool is_list = value.initial.kind == ValueKind::kTensorList ||
-                           value.initial.kind == ValueKind::kOptionalTensorList;
+      const bool is_list =
+          value.initial.kind == ValueKind::kTensorList || value.initial.kind == ValueKind::kOptionalTensorList;
       for (const int32_t item : value.items) {
         if (is_list && item >= 0) used(item);
       }
@@ -166,8 +166,8 @@ class MethodLoader {
         const bool known = op >= 0 && static_cast<size_t>(op) < operators_.size();
         const std::string_view name = known ? std::string_view(operators_[static_cast<size_t>(op)].first) : "";
         const bool multiplies = name == "aten::mm.out" || name == "aten::addmm.out";
-        const bool transposes = name == "aten::permute_copy.out" || name == "aten::t_copy.out" ||
-                                name == "aten::transpose_copy.int_out";
+        const bool transposes =
+            name == "aten::permute_copy.out" || name == "aten::t_copy.out" || name == "aten::transpose_copy.int_out";
         if (multiplies) return Status::ok();
         if (transposes && args != nullptr && args->size() > 0) {
           used(args->Get(0));
@@ -247,8 +247,8 @@ class MethodLoader {
     const size_t num_outputs = delegate.loaded->num_outputs();
     if (instruction.args.size() != num_inputs + num_outputs) {
       return bad("calls delegate '" + delegate.id + "' with " + std::to_string(instruction.args.size()) +
-                 " arguments, it has " + std::to_string(num_inputs) + " inputs and " +
-                 std::to_string(num_outputs) + " outputs");
+                 " arguments, it has " + std::to_string(num_inputs) + " inputs and " + std::to_string(num_outputs) +
+                 " outputs");
     }
     for (size_t i = 0; i < instruction.args.size(); ++i) {
       const ValueInfo& value = method_.values_[static_cast<size_t>(instruction.args[i])];
@@ -275,9 +275,9 @@ class MethodLoader {
     instruction.target = move.move_to();
     const Value& from = method_.values_[static_cast<size_t>(move.move_from())].initial;
     const Value& to = method_.values_[static_cast<size_t>(move.move_to())].initial;
-    const bool same = from.kind == to.kind && (from.kind != ValueKind::kTensor ||
-                                               (from.tensor.dtype == to.tensor.dtype &&
-                                                from.tensor.rank == to.tensor.rank));
+    const bool same =
+        from.kind == to.kind && (from.kind != ValueKind::kTensor ||
+                                 (from.tensor.dtype == to.tensor.dtype && from.tensor.rank == to.tensor.rank));
     const bool movable = from.kind <= ValueKind::kTensor;
     if (!same || !movable) return bad("a move between values of different or unmovable kinds");
     method_.moved_.push_back(move.move_to());

@@ -25,11 +25,11 @@ namespace flexpte {
 struct Instruction {
   enum class Kind : uint8_t { kKernel, kDelegate, kMove, kJumpFalse, kNothing };
   Kind kind = Kind::kNothing;
-  Step step;                   // kKernel
-  std::string name;            // operator or delegate, for errors and reports
-  int32_t index = 0;           // kDelegate: number of the delegate; kMove: from; kJumpFalse: condition
-  int32_t target = 0;          // kMove: to; kJumpFalse: instruction to go on with
-  std::vector<int32_t> args;   // kDelegate: inputs then outputs
+  Step step;                  // kKernel
+  std::string name;           // operator or delegate, for errors and reports
+  int32_t index = 0;          // kDelegate: number of the delegate; kMove: from; kJumpFalse: condition
+  int32_t target = 0;         // kMove: to; kJumpFalse: instruction to go on with
+  std::vector<int32_t> args;  // kDelegate: inputs then outputs
 };
 
 struct MethodDelegate {

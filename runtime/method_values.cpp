@@ -14,20 +14,32 @@ namespace et = executorch_flatbuffer;
 
 constexpr size_t kAlignment = 64;
 
-Status bad(const std::string& what) { return {Code::kInvalidProgram, what}; }
+Status bad(const std::string& what) {
+  return {Code::kInvalidProgram, what};
+}
 
 Result<DType> read_dtype(et::ScalarType type) {
   switch (type) {
-    case et::ScalarType::BOOL: return DType::kBool;
-    case et::ScalarType::BYTE: return DType::kU8;
-    case et::ScalarType::CHAR: return DType::kI8;
-    case et::ScalarType::SHORT: return DType::kI16;
-    case et::ScalarType::INT: return DType::kI32;
-    case et::ScalarType::LONG: return DType::kI64;
-    case et::ScalarType::HALF: return DType::kF16;
-    case et::ScalarType::BFLOAT16: return DType::kBF16;
-    case et::ScalarType::FLOAT: return DType::kF32;
-    case et::ScalarType::DOUBLE: return DType::kF64;
+    case et::ScalarType::BOOL:
+      return DType::kBool;
+    case et::ScalarType::BYTE:
+      return DType::kU8;
+    case et::ScalarType::CHAR:
+      return DType::kI8;
+    case et::ScalarType::SHORT:
+      return DType::kI16;
+    case et::ScalarType::INT:
+      return DType::kI32;
+    case et::ScalarType::LONG:
+      return DType::kI64;
+    case et::ScalarType::HALF:
+      return DType::kF16;
+    case et::ScalarType::BFLOAT16:
+      return DType::kBF16;
+    case et::ScalarType::FLOAT:
+      return DType::kF32;
+    case et::ScalarType::DOUBLE:
+      return DType::kF64;
     default:
       return Status(Code::kUnsupported, "has scalar type " + std::to_string(static_cast<int>(type)) +
                                             ", which this version does not support");
@@ -39,8 +51,8 @@ Status read_shape(const et::Tensor& tensor, Value& value) {
   const size_t rank = tensor.sizes() == nullptr ? 0 : tensor.sizes()->size();
   const size_t num_dims = tensor.dim_order() == nullptr ? 0 : tensor.dim_order()->size();
   if (rank > kMaxRank) {
-    return {Code::kUnsupported, "has rank " + std::to_string(rank) + ", at most " + std::to_string(kMaxRank) +
-                                    " is supported"};
+    return {Code::kUnsupported,
+            "has rank " + std::to_string(rank) + ", at most " + std::to_string(kMaxRank) + " is supported"};
   }
   if (num_dims != rank) {
     return bad("has " + std::to_string(rank) + " sizes, but a dimension order of " + std::to_string(num_dims));
@@ -62,8 +74,7 @@ Status read_shape(const et::Tensor& tensor, Value& value) {
     value.dim_order[i] = dim;
   }
   set_dense_strides(value.tensor, value.dim_order);
-  value.capacity_bytes =
-      static_cast<size_t>(value.tensor.num_elements() * element_size_bytes(value.tensor.dtype));
+  value.capacity_bytes = static_cast<size_t>(value.tensor.num_elements() * element_size_bytes(value.tensor.dtype));
   return Status::ok();
 }
 
@@ -73,19 +84,23 @@ Status read_tensor(const PteFile& file, const et::Tensor& tensor, std::span<cons
   FLEXPTE_TRY(read_shape(tensor, value));
   if (tensor.storage_offset() != 0) return bad("has a storage offset, which the format does not allow");
   switch (tensor.shape_dynamism()) {
-    case et::TensorShapeDynamism::STATIC: break;
-    case et::TensorShapeDynamism::DYNAMIC_BOUND: value.dynamic = true; break;
+    case et::TensorShapeDynamism::STATIC:
+      break;
+    case et::TensorShapeDynamism::DYNAMIC_BOUND:
+      value.dynamic = true;
+      break;
     case et::TensorShapeDynamism::DYNAMIC_UNBOUND:
       return {Code::kUnsupported, "has sizes without upper bound; export it with a maximum for each dimension"};
-    default: return bad("has an unknown kind of dynamism");
+    default:
+      return bad("has an unknown kind of dynamism");
   }
   uint64_t mutable_segment = 0;
   if (const auto* extra = tensor.extra_tensor_info()) {
     mutable_segment = extra->mutable_data_segments_idx();
     if (extra->fully_qualified_name() != nullptr) info.name = extra->fully_qualified_name()->string_view();
     if (extra->location() != et::TensorDataLocation::SEGMENT) {
-      return {Code::kUnsupported, "'" + std::string(info.name) +
-                                      "' has its data in another file (.ptd); export with the weights inside"};
+      return {Code::kUnsupported,
+              "'" + std::string(info.name) + "' has its data in another file (.ptd); export with the weights inside"};
     }
     if (extra->device_type() != et::DeviceType::CPU) {
       return {Code::kUnsupported, "lies on another device than the CPU"};
@@ -111,8 +126,7 @@ Status read_tensor(const PteFile& file, const et::Tensor& tensor, std::span<cons
   }
   info.storage = Storage::kArena;
   info.index = static_cast<int32_t>(allocation->memory_id());
-  info.offset_bytes = (static_cast<uint64_t>(allocation->memory_offset_high()) << 32) |
-                      allocation->memory_offset_low();
+  info.offset_bytes = (static_cast<uint64_t>(allocation->memory_offset_high()) << 32) | allocation->memory_offset_low();
   const size_t room = arenas[allocation->memory_id()];
   if (info.offset_bytes > room || value.capacity_bytes > room - info.offset_bytes) {
     return bad("is planned at offset " + std::to_string(info.offset_bytes) + " with " +
@@ -146,7 +160,8 @@ Status read_value(const PteFile& file, const et::EValue& source, size_t num_valu
   if (source.val() == nullptr && source.val_type() != et::KernelTypes::NONE) return bad("is empty");
   switch (source.val_type()) {
     case et::KernelTypes::NONE:
-    case et::KernelTypes::Null: return Status::ok();
+    case et::KernelTypes::Null:
+      return Status::ok();
     case et::KernelTypes::Int:
       value.kind = ValueKind::kInt;
       value.integer = source.val_as_Int()->int_val();
@@ -164,7 +179,8 @@ Status read_value(const PteFile& file, const et::EValue& source, size_t num_valu
       if (source.val_as_String()->string_val() == nullptr) return bad("is a string without text");
       info.text = source.val_as_String()->string_val()->string_view();
       return Status::ok();
-    case et::KernelTypes::Tensor: return read_tensor(file, *source.val_as_Tensor(), arenas, info);
+    case et::KernelTypes::Tensor:
+      return read_tensor(file, *source.val_as_Tensor(), arenas, info);
     case et::KernelTypes::IntList:
       value.kind = ValueKind::kIntList;
       return read_items(source.val_as_IntList()->items(), num_values, false, info.items);
@@ -184,7 +200,8 @@ Status read_value(const PteFile& file, const et::EValue& source, size_t num_valu
         for (const auto item : *items) info.items.push_back(item != 0);
       }
       return Status::ok();
-    default: return bad("has the unknown kind " + std::to_string(static_cast<int>(source.val_type())));
+    default:
+      return bad("has the unknown kind " + std::to_string(static_cast<int>(source.val_type())));
   }
 }
 

@@ -4,8 +4,7 @@
 
 namespace flexpte {
 
-Result<std::shared_ptr<const Program>> Program::load(FileBytes file,
-                                                     std::vector<std::shared_ptr<Delegate>> delegates,
+Result<std::shared_ptr<const Program>> Program::load(FileBytes file, std::vector<std::shared_ptr<Delegate>> delegates,
                                                      std::shared_ptr<const ThreadPool> pool) {
   auto program = std::make_shared<Program>();
   program->pool_ = std::move(pool);

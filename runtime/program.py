@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from flexpte.runtime import _native
+import flexpte.runtime._native as _native
 from flexpte.runtime.errors import FlexpteError
 
 __all__ = ["FlexpteError", "MethodInfo", "Program", "Session", "ValueInfo", "load"]

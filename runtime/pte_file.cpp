@@ -28,7 +28,9 @@ T read_at(std::span<const std::byte> bytes, size_t offset) {
   return value;
 }
 
-Status malformed(const std::string& what) { return {Code::kInvalidProgram, what}; }
+Status malformed(const std::string& what) {
+  return {Code::kInvalidProgram, what};
+}
 
 }  // namespace
 
@@ -36,7 +38,9 @@ FileBytes::~FileBytes() {
   if (mapped_) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
 }
 
-FileBytes::FileBytes(FileBytes&& other) noexcept { *this = std::move(other); }
+FileBytes::FileBytes(FileBytes&& other) noexcept {
+  *this = std::move(other);
+}
 
 FileBytes& FileBytes::operator=(FileBytes&& other) noexcept {
   std::swap(bytes_, other.bytes_);
@@ -160,8 +164,8 @@ Status PteFile::read_header() {
   }
   program_ = et::GetProgram(data);
   if (program_->version() != 0) {
-    return {Code::kUnsupported, "the file has schema version " + std::to_string(program_->version()) +
-                                    "; this version reads 0"};
+    return {Code::kUnsupported,
+            "the file has schema version " + std::to_string(program_->version()) + "; this version reads 0"};
   }
   return Status::ok();
 }
@@ -192,8 +196,8 @@ Status PteFile::read_named_data() {
     if (entry->key() == nullptr) return malformed("a named data entry has no key");
     const std::string key = entry->key()->str();
     if (entry->segment_index() >= segments_.size()) {
-      return malformed("named data '" + key + "' is in segment " + std::to_string(entry->segment_index()) +
-                       " of " + std::to_string(segments_.size()));
+      return malformed("named data '" + key + "' is in segment " + std::to_string(entry->segment_index()) + " of " +
+                       std::to_string(segments_.size()));
     }
     if (!named_data_.emplace(key, segments_[entry->segment_index()]).second) {
       return malformed("named data '" + key + "' occurs twice");

@@ -94,8 +94,7 @@ Status Session::activate(const Method& method) {
     Value& value = activation.values.emplace_back(info.initial);
     if (info.storage != Storage::kArena && info.storage != Storage::kState) continue;
     const auto index = static_cast<size_t>(info.index);
-    std::byte* base =
-        info.storage == Storage::kArena ? activation.arenas[index].bytes().data() : states[index];
+    std::byte* base = info.storage == Storage::kArena ? activation.arenas[index].bytes().data() : states[index];
     value.tensor.data = base == nullptr ? nullptr : base + info.offset_bytes;
   }
   for (const int32_t id : method.moved()) activation.moved.push_back(activation.values[static_cast<size_t>(id)]);
@@ -199,8 +198,8 @@ Status Session::run_delegate(Activation& activation, const Instruction& instruct
     const auto size_bytes = static_cast<size_t>(out.num_elements() * element_size_bytes(out.dtype));
     if (out.rank != value.tensor.rank || out.dtype != value.tensor.dtype || size_bytes > value.capacity_bytes ||
         !out.is_contiguous() || out.data != value.tensor.data) {
-      return {Code::kInternal, "output " + std::to_string(i - num_inputs) + " came back as " +
-                                   sizes_and_dtype(out) + ", planned as " + sizes_and_dtype(value.tensor)};
+      return {Code::kInternal, "output " + std::to_string(i - num_inputs) + " came back as " + sizes_and_dtype(out) +
+                                   ", planned as " + sizes_and_dtype(value.tensor)};
     }
     value.tensor = out;
   }
@@ -227,22 +226,27 @@ Status Session::run(size_t method_index, std::span<const Value> inputs) {
     size_t next = pc + 1;
     Status status;
     switch (instruction.kind) {
-      case Instruction::Kind::kKernel: status = instruction.step(frame); break;
+      case Instruction::Kind::kKernel:
+        status = instruction.step(frame);
+        break;
       case Instruction::Kind::kDelegate:
         status = run_delegate(activation, instruction, activation.delegate_args[pc]);
         break;
-      case Instruction::Kind::kMove: frame[instruction.target] = frame[instruction.index]; break;
+      case Instruction::Kind::kMove:
+        frame[instruction.target] = frame[instruction.index];
+        break;
       case Instruction::Kind::kJumpFalse: {
         const auto taken = condition(frame[instruction.index]);
         status = taken.status();
         if (taken.is_ok() && !*taken) next = static_cast<size_t>(instruction.target);
         break;
       }
-      case Instruction::Kind::kNothing: break;
+      case Instruction::Kind::kNothing:
+        break;
     }
     if (!status.is_ok()) {
-      return {status.code(), "'" + method.name() + "', instruction " + std::to_string(pc) + " (" +
-                                 instruction.name + "): " + status.message()};
+      return {status.code(), "'" + method.name() + "', instruction " + std::to_string(pc) + " (" + instruction.name +
+                                 "): " + status.message()};
     }
     pc = next;
   }

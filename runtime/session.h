@@ -58,7 +58,7 @@ class Session {
     ZeroPages workspace;
     std::vector<std::unique_ptr<DelegateInstance>> delegates;
     std::vector<std::vector<DelegateArgument>> delegate_args;  // by instruction
-    std::vector<Value> moved;  // what moves overwrite, as it was at first
+    std::vector<Value> moved;                                  // what moves overwrite, as it was at first
     // Inputs that only delegates read are used where the caller has them; kernels want theirs in the plan.
     std::vector<bool> borrows_input;
   };

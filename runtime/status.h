@@ -24,15 +24,24 @@ enum class Code : int8_t {
 // The name that users see, e.g. "InvalidArgument".
 constexpr std::string_view code_name(Code code) {
   switch (code) {
-    case Code::kOk: return "Ok";
-    case Code::kInvalidArgument: return "InvalidArgument";
-    case Code::kInvalidProgram: return "InvalidProgram";
-    case Code::kUnsupported: return "Unsupported";
-    case Code::kNotFound: return "NotFound";
-    case Code::kOutOfRange: return "OutOfRange";
-    case Code::kOutOfMemory: return "OutOfMemory";
-    case Code::kIo: return "Io";
-    case Code::kInternal: return "Internal";
+    case Code::kOk:
+      return "Ok";
+    case Code::kInvalidArgument:
+      return "InvalidArgument";
+    case Code::kInvalidProgram:
+      return "InvalidProgram";
+    case Code::kUnsupported:
+      return "Unsupported";
+    case Code::kNotFound:
+      return "NotFound";
+    case Code::kOutOfRange:
+      return "OutOfRange";
+    case Code::kOutOfMemory:
+      return "OutOfMemory";
+    case Code::kIo:
+      return "Io";
+    case Code::kInternal:
+      return "Internal";
   }
   return "Unknown";
 }
@@ -55,7 +64,7 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}      // NOLINT(google-explicit-constructor)
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}         // NOLINT(google-explicit-constructor)
   Result(Status status) : state_(std::in_place_index<1>, std::move(status)) {}  // NOLINT(google-explicit-constructor)
 
   bool is_ok() const { return state_.index() == 0; }
@@ -79,15 +88,14 @@ class [[nodiscard]] Result {
 #define FLEXPTE_CONCAT(a, b) FLEXPTE_CONCAT_INNER(a, b)
 
 // Return the status of `expr` from the enclosing function unless it is ok.
-#define FLEXPTE_TRY(expr)                                      \
-  do {                                                         \
-    if (::flexpte::Status status_ = (expr); !status_.is_ok()) \
-      return status_;                                          \
+#define FLEXPTE_TRY(expr)                                                     \
+  do {                                                                        \
+    if (::flexpte::Status status_ = (expr); !status_.is_ok()) return status_; \
   } while (false)
 
 // `FLEXPTE_ASSIGN(auto x, f());` binds the value of a Result, or returns its status.
 #define FLEXPTE_ASSIGN(lhs, expr) FLEXPTE_ASSIGN_INNER(FLEXPTE_CONCAT(result_, __LINE__), lhs, expr)
-#define FLEXPTE_ASSIGN_INNER(tmp, lhs, expr)   \
-  auto tmp = (expr);                           \
-  if (!tmp.is_ok()) return tmp.status();       \
+#define FLEXPTE_ASSIGN_INNER(tmp, lhs, expr) \
+  auto tmp = (expr);                         \
+  if (!tmp.is_ok()) return tmp.status();     \
   lhs = std::move(tmp).value()

@@ -18,12 +18,14 @@ constexpr int64_t element_size_bytes(DType dtype) {
 }
 
 constexpr std::string_view dtype_name(DType dtype) {
-  constexpr std::array<std::string_view, kNumDTypes> names = {
-      "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"};
+  constexpr std::array<std::string_view, kNumDTypes> names = {"bool",  "uint8",   "int8",     "int16",   "int32",
+                                                              "int64", "float16", "bfloat16", "float32", "float64"};
   return names[static_cast<size_t>(dtype)];
 }
 
-constexpr bool is_floating(DType dtype) { return dtype >= DType::kF16; }
+constexpr bool is_floating(DType dtype) {
+  return dtype >= DType::kF16;
+}
 
 inline constexpr int kMaxRank = 8;
 

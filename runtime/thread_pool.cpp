@@ -75,8 +75,8 @@ thread_local Position position;
 double cpus_of_quota(std::string_view quota, std::string_view period) {
   int64_t quota_us = 0, period_us = 0;
   if (std::from_chars(quota.data(), quota.data() + quota.size(), quota_us).ec != std::errc() ||
-      std::from_chars(period.data(), period.data() + period.size(), period_us).ec != std::errc() ||
-      quota_us <= 0 || period_us <= 0) {
+      std::from_chars(period.data(), period.data() + period.size(), period_us).ec != std::errc() || quota_us <= 0 ||
+      period_us <= 0) {
     return 0;
   }
   return static_cast<double>(quota_us) / static_cast<double>(period_us);
@@ -97,8 +97,7 @@ double cgroup_cpus() {
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const bool is_v2 = controllers.empty();
     // Version 1 mounts the controllers "cpu" and "cpuacct" as one: "cpu,cpuacct".
-    if (!is_v2 && controllers != "cpu" && !controllers.starts_with("cpu,") &&
-        !controllers.ends_with(",cpu")) {
+    if (!is_v2 && controllers != "cpu" && !controllers.starts_with("cpu,") && !controllers.ends_with(",cpu")) {
       continue;
     }
     std::string path = line.substr(second + 1);
@@ -132,8 +131,7 @@ int available_cpus() {
   // Efficiency cores would be the ones that the others wait for.
   int performance_cores = 0;
   size_t size = sizeof performance_cores;
-  if (sysctlbyname("hw.perflevel0.logicalcpu", &performance_cores, &size, nullptr, 0) == 0 &&
-      performance_cores > 0) {
+  if (sysctlbyname("hw.perflevel0.logicalcpu", &performance_cores, &size, nullptr, 0) == 0 && performance_cores > 0) {
     cpus = performance_cores;
   }
 #endif

@@ -25,9 +25,12 @@ class ThreadPool {
   // made by fork() there are no workers: its loops run on the caller.
   template <class Body>
   void parallel_for(int64_t n, int64_t grain, const Body& body) const {
-    run(n, grain, [](const void* context, int64_t begin, int64_t end, int thread) {
-      (*static_cast<const Body*>(context))(begin, end, thread);
-    }, &body);
+    run(
+        n, grain,
+        [](const void* context, int64_t begin, int64_t end, int thread) {
+          (*static_cast<const Body*>(context))(begin, end, thread);
+        },
+        &body);
   }
 
   // As many threads as this process may use; the environment variable FLEXPTE_NUM_THREADS

@@ -14,14 +14,31 @@
 namespace flexpte {
 
 enum class ValueKind : uint8_t {
-  kNone = 0, kInt, kBool, kDouble, kTensor, kString,
-  kIntList, kDoubleList, kBoolList, kTensorList, kOptionalTensorList,
+  kNone = 0,
+  kInt,
+  kBool,
+  kDouble,
+  kTensor,
+  kString,
+  kIntList,
+  kDoubleList,
+  kBoolList,
+  kTensorList,
+  kOptionalTensorList,
 };
 
 constexpr std::string_view kind_name(ValueKind kind) {
-  constexpr std::array<std::string_view, 11> names = {
-      "none", "int", "bool", "float", "tensor", "string",
-      "int list", "float list", "bool list", "tensor list", "optional tensor list"};
+  constexpr std::array<std::string_view, 11> names = {"none",
+                                                      "int",
+                                                      "bool",
+                                                      "float",
+                                                      "tensor",
+                                                      "string",
+                                                      "int list",
+                                                      "float list",
+                                                      "bool list",
+                                                      "tensor list",
+                                                      "optional tensor list"};
   return names[static_cast<size_t>(kind)];
 }
 
@@ -30,12 +47,12 @@ using DimOrder = std::array<uint8_t, kMaxRank>;
 // A value as a session holds it while a method runs.
 struct Value {
   ValueKind kind = ValueKind::kNone;
-  bool writable = false;     // tensors: constants and the caller's memory are not
-  bool dynamic = false;      // tensors: sizes may shrink below those of the file
-  int64_t integer = 0;       // kInt; kBool: 0 or 1
-  double real = 0.0;         // kDouble
+  bool writable = false;  // tensors: constants and the caller's memory are not
+  bool dynamic = false;   // tensors: sizes may shrink below those of the file
+  int64_t integer = 0;    // kInt; kBool: 0 or 1
+  double real = 0.0;      // kDouble
   TensorView tensor;
-  DimOrder dim_order{};      // outermost dimension first; strides follow from it
+  DimOrder dim_order{};       // outermost dimension first; strides follow from it
   size_t capacity_bytes = 0;  // room at tensor.data
 };
 
@@ -45,10 +62,10 @@ void set_dense_strides(TensorView& view, const DimOrder& dim_order);
 bool is_dense(const TensorView& view, const DimOrder& dim_order);
 
 enum class Storage : uint8_t {
-  kNone,      // not a tensor; or a view that an instruction makes; or an input that the caller's memory backs
+  kNone,  // not a tensor; or a view that an instruction makes; or an input that the caller's memory backs
   kConstant,
   kArena,
-  kState,     // a named buffer, shared by the methods of a session
+  kState,  // a named buffer, shared by the methods of a session
 };
 
 // A value as the file describes it.

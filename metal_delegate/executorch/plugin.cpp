@@ -31,15 +31,23 @@ et::Error report(const char* when, const Status& status) {
   std::fprintf(stderr, "flexpte: %s: %s: %s\n", when, std::string(code_name(status.code())).c_str(),
                status.message().c_str());
   switch (status.code()) {
-    case Code::kOk: return et::Error::Ok;
+    case Code::kOk:
+      return et::Error::Ok;
     case Code::kInvalidArgument:
-    case Code::kOutOfRange: return et::Error::InvalidArgument;
-    case Code::kInvalidProgram: return et::Error::InvalidProgram;
-    case Code::kUnsupported: return et::Error::DelegateInvalidCompatibility;
-    case Code::kNotFound: return et::Error::NotFound;
-    case Code::kOutOfMemory: return et::Error::MemoryAllocationFailed;
-    case Code::kIo: return et::Error::AccessFailed;
-    case Code::kInternal: return et::Error::Internal;
+    case Code::kOutOfRange:
+      return et::Error::InvalidArgument;
+    case Code::kInvalidProgram:
+      return et::Error::InvalidProgram;
+    case Code::kUnsupported:
+      return et::Error::DelegateInvalidCompatibility;
+    case Code::kNotFound:
+      return et::Error::NotFound;
+    case Code::kOutOfMemory:
+      return et::Error::MemoryAllocationFailed;
+    case Code::kIo:
+      return et::Error::AccessFailed;
+    case Code::kInternal:
+      return et::Error::Internal;
   }
   return et::Error::Internal;
 }
@@ -47,17 +55,28 @@ et::Error report(const char* when, const Status& status) {
 std::optional<DType> dtype_of(executorch::aten::ScalarType type) {
   using Type = executorch::aten::ScalarType;
   switch (type) {
-    case Type::Bool: return DType::kBool;
-    case Type::Byte: return DType::kU8;
-    case Type::Char: return DType::kI8;
-    case Type::Short: return DType::kI16;
-    case Type::Int: return DType::kI32;
-    case Type::Long: return DType::kI64;
-    case Type::Half: return DType::kF16;
-    case Type::BFloat16: return DType::kBF16;
-    case Type::Float: return DType::kF32;
-    case Type::Double: return DType::kF64;
-    default: return std::nullopt;
+    case Type::Bool:
+      return DType::kBool;
+    case Type::Byte:
+      return DType::kU8;
+    case Type::Char:
+      return DType::kI8;
+    case Type::Short:
+      return DType::kI16;
+    case Type::Int:
+      return DType::kI32;
+    case Type::Long:
+      return DType::kI64;
+    case Type::Half:
+      return DType::kF16;
+    case Type::BFloat16:
+      return DType::kBF16;
+    case Type::Float:
+      return DType::kF32;
+    case Type::Double:
+      return DType::kF64;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -68,7 +87,8 @@ class StockNamedData final : public NamedData {
 
   Result<std::span<const std::byte>> find(std::string_view key) const override {
     if (const auto found = buffers_.find(key); found != buffers_.end()) return bytes_of(found->second);
-    if (map_ == nullptr) return Status(Code::kNotFound, "the program has no named data, '" + std::string(key) + "' is needed");
+    if (map_ == nullptr)
+      return Status(Code::kNotFound, "the program has no named data, '" + std::string(key) + "' is needed");
     et::Result<et::FreeableBuffer> data = map_->get_data(key);
     if (!data.ok()) {
       return Status(Code::kNotFound, "named data '" + std::string(key) + "' cannot be loaded (ExecuTorch error " +
@@ -135,8 +155,7 @@ Status write_sizes(const et::EValue& value, const TensorView& view) {
   for (size_t d = 0; d < static_cast<size_t>(view.rank); ++d) {
     sizes[d] = static_cast<executorch::aten::SizesType>(view.sizes[d]);
   }
-  const et::Error error =
-      et::resize_tensor(value.payload.as_tensor, {sizes.data(), static_cast<size_t>(view.rank)});
+  const et::Error error = et::resize_tensor(value.payload.as_tensor, {sizes.data(), static_cast<size_t>(view.rank)});
   if (error != et::Error::Ok) {
     return {Code::kInternal, "ExecuTorch refuses the output shape " + shape_string(view)};
   }
@@ -179,8 +198,8 @@ class Backend final : public et::BackendInterface {
 
   static Status run(Handle& handle, et::Span<et::EValue*> values) {
     if (values.size() != handle.arguments.size()) {
-      return {Code::kInvalidProgram, "the delegate call has " + std::to_string(values.size()) + " arguments, expected " +
-                                         std::to_string(handle.arguments.size())};
+      return {Code::kInvalidProgram, "the delegate call has " + std::to_string(values.size()) +
+                                         " arguments, expected " + std::to_string(handle.arguments.size())};
     }
     const size_t num_inputs = handle.loaded->num_inputs();
     for (size_t i = 0; i < values.size(); ++i) FLEXPTE_TRY(read_argument(*values[i], i, handle.arguments[i]));

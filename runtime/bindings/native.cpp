@@ -93,8 +93,9 @@ DType dtype_of(const nb::dlpack::dtype& dtype, bool is_bfloat16) {
     const auto candidate = static_cast<DType>(i);
     if (candidate != DType::kBF16 && array_dtype(candidate) == dtype) return candidate;
   }
-  throw StatusError({Code::kInvalidArgument, "an input has a dtype that is not supported; supported are bool, uint8, "
-                                             "int8 to int64, float16, bfloat16, float32 and float64"});
+  throw StatusError({Code::kInvalidArgument,
+                     "an input has a dtype that is not supported; supported are bool, uint8, "
+                     "int8 to int64, float16, bfloat16, float32 and float64"});
 }
 
 using InputArray = nb::ndarray<nb::ro, nb::device::cpu>;
@@ -327,10 +328,14 @@ class Session {
       case ValueKind::kTensor:
         return nb::make_tuple(array_of(std::move(bytes), value.tensor),
                               std::string(flexpte::dtype_name(value.tensor.dtype)));
-      case ValueKind::kInt: return nb::int_(value.integer);
-      case ValueKind::kBool: return nb::bool_(value.integer != 0);
-      case ValueKind::kDouble: return nb::float_(value.real);
-      default: return nb::none();
+      case ValueKind::kInt:
+        return nb::int_(value.integer);
+      case ValueKind::kBool:
+        return nb::bool_(value.integer != 0);
+      case ValueKind::kDouble:
+        return nb::float_(value.real);
+      default:
+        return nb::none();
     }
   }
 

@@ -50,21 +50,20 @@ namespace {
 HWY_EXPORT(convert_floats);
 
 // One row of a copy; strides in elements.
-using CopyRow = void (*)(const std::byte* in, int64_t in_stride, DType in_dtype, std::byte* out,
-                         int64_t out_stride, DType out_dtype, int64_t count);
+using CopyRow = void (*)(const std::byte* in, int64_t in_stride, DType in_dtype, std::byte* out, int64_t out_stride,
+                         DType out_dtype, int64_t count);
 
-void copy_contiguous(const std::byte* in, int64_t, DType dtype, std::byte* out, int64_t, DType,
-                     int64_t count) {
+void copy_contiguous(const std::byte* in, int64_t, DType dtype, std::byte* out, int64_t, DType, int64_t count) {
   std::memcpy(out, in, static_cast<size_t>(count * element_size_bytes(dtype)));
 }
 
-void convert_contiguous(const std::byte* in, int64_t, DType in_dtype, std::byte* out, int64_t,
-                        DType out_dtype, int64_t count) {
+void convert_contiguous(const std::byte* in, int64_t, DType in_dtype, std::byte* out, int64_t, DType out_dtype,
+                        int64_t count) {
   HWY_DYNAMIC_DISPATCH(convert_floats)(in, in_dtype, count, out, out_dtype);
 }
 
-void convert_strided(const std::byte* in, int64_t in_stride, DType in_dtype, std::byte* out,
-                     int64_t out_stride, DType out_dtype, int64_t count) {
+void convert_strided(const std::byte* in, int64_t in_stride, DType in_dtype, std::byte* out, int64_t out_stride,
+                     DType out_dtype, int64_t count) {
   with_storage_type(in_dtype, [&](auto in_tag) {
     with_storage_type(out_dtype, [&](auto out_tag) {
       using In = decltype(in_tag);
@@ -111,16 +110,16 @@ void copy(const TensorView& source, const TensorView& out, const ThreadPool& poo
   auto* const to = out.as<std::byte>();
   if (rows == 1) {
     pool.parallel_for(count, rows_per_piece(1), [&](int64_t begin, int64_t end, int) {
-      row(from + begin * in_stride * in_bytes, in_stride, source.dtype, to + begin * out_stride * out_bytes,
-          out_stride, out.dtype, end - begin);
+      row(from + begin * in_stride * in_bytes, in_stride, source.dtype, to + begin * out_stride * out_bytes, out_stride,
+          out.dtype, end - begin);
     });
     return;
   }
   pool.parallel_for(rows, rows_per_piece(count), [&, count = count](int64_t begin, int64_t end, int) {
     StridedIterator<2> it(shape, begin);
     for (int64_t i = begin; i < end; ++i, it.advance()) {
-      row(from + it.offset(0) * in_bytes, in_stride, source.dtype, to + it.offset(1) * out_bytes, out_stride,
-          out.dtype, count);
+      row(from + it.offset(0) * in_bytes, in_stride, source.dtype, to + it.offset(1) * out_bytes, out_stride, out.dtype,
+          count);
     }
   });
 }

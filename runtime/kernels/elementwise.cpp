@@ -38,8 +38,7 @@ Loops merge_dimensions(std::span<const TensorView> inputs, const TensorView& out
   for (int32_t d = 0; d < out.rank; ++d) {
     if (out.size(d) == 1) continue;
     int32_t at = rank++;
-    for (; at > 0 && std::abs(out.stride(order[static_cast<size_t>(at - 1)])) < std::abs(out.stride(d));
-         --at) {
+    for (; at > 0 && std::abs(out.stride(order[static_cast<size_t>(at - 1)])) < std::abs(out.stride(d)); --at) {
       order[static_cast<size_t>(at)] = order[static_cast<size_t>(at - 1)];
     }
     order[static_cast<size_t>(at)] = d;
@@ -124,8 +123,8 @@ class Elementwise {
 
     std::array<Impl::Input, Impl::kMaxInputs> inputs;
     for (size_t n = 0; n < inputs_.size(); ++n) {
-      inputs[n] = {element(inputs_[n], loops_.in_strides[n], at), inputs_[n].dtype,
-                   row_stride(loops_.in_strides[n]), col_stride(loops_.in_strides[n])};
+      inputs[n] = {element(inputs_[n], loops_.in_strides[n], at), inputs_[n].dtype, row_stride(loops_.in_strides[n]),
+                   col_stride(loops_.in_strides[n])};
     }
     std::byte* out = element(out_, loops_.out_strides, at);
     Impl::Frame frame;
@@ -156,8 +155,7 @@ class Elementwise {
   std::byte* element(const TensorView& view, const std::array<int64_t, kMaxRank>& strides,
                      const std::array<int64_t, kMaxRank>& at) const {
     int64_t offset = 0;
-    for (int d = 0; d < loops_.rank; ++d)
-      offset += at[static_cast<size_t>(d)] * strides[static_cast<size_t>(d)];
+    for (int d = 0; d < loops_.rank; ++d) offset += at[static_cast<size_t>(d)] * strides[static_cast<size_t>(d)];
     return static_cast<std::byte*>(view.data) + offset * element_size_bytes(view.dtype);
   }
 
@@ -189,16 +187,15 @@ size_t elementwise_workspace_bytes(const TileProgram& program, int num_threads) 
   return workspace_per_thread(*program.impl_) * static_cast<size_t>(num_threads);
 }
 
-Status elementwise(const TileProgram& program, std::span<const TensorView> inputs,
-                   std::span<const int64_t> scalars, std::span<const TensorView> captures,
-                   const TensorView& out, const ThreadPool& pool, std::span<std::byte> workspace) {
+Status elementwise(const TileProgram& program, std::span<const TensorView> inputs, std::span<const int64_t> scalars,
+                   std::span<const TensorView> captures, const TensorView& out, const ThreadPool& pool,
+                   std::span<std::byte> workspace) {
   const Impl& impl = *program.impl_;
   assert(inputs.size() <= static_cast<size_t>(Impl::kMaxInputs));
   if (impl.uses_score || impl.uses_indices) {
-    return {
-        Code::kInvalidProgram,
-        "elementwise: the expression reads the score or an index of an attention, which elementwise kernels "
-        "do not have"};
+    return {Code::kInvalidProgram,
+            "elementwise: the expression reads the score or an index of an attention, which elementwise kernels "
+            "do not have"};
   }
   if (out.num_elements() == 0) return Status::ok();
   const Elementwise loops(impl, inputs, scalars, captures, out);
@@ -206,8 +203,7 @@ Status elementwise(const TileProgram& program, std::span<const TensorView> input
   assert(workspace.size() >= per_thread);
   std::atomic<bool> inside{true};
   const auto body = [&](int64_t begin, int64_t end, int thread) {
-    const std::span<std::byte> scratch =
-        workspace.subspan(per_thread * static_cast<size_t>(thread), per_thread);
+    const std::span<std::byte> scratch = workspace.subspan(per_thread * static_cast<size_t>(thread), per_thread);
     bool all_inside = true;
     for (int64_t tile = begin; tile < end; ++tile) all_inside &= loops.run_tile(tile, scratch);
     if (!all_inside) inside.store(false, std::memory_order_relaxed);

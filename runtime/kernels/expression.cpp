@@ -128,8 +128,8 @@ class Run {
     const bool by_col = in.col_step != 0 && frame_.cols > 1;
     const bool by_row = in.row_step != 0 && rows > 1;
     // A single row counts as the whole tile, so that results can go straight to their destination.
-    value.extent = by_col ? (by_row || rows == 1 ? Extent::kFull : Extent::kCols)
-                          : (by_row ? Extent::kRows : Extent::kUniform);
+    value.extent =
+        by_col ? (by_row || rows == 1 ? Extent::kFull : Extent::kCols) : (by_row ? Extent::kRows : Extent::kUniform);
     if (in.dtype == step.type && (!by_col || in.col_step == 1)) {
       value.operand = {in.data, by_row ? in.row_step : 0, by_col ? 1 : 0};
       return;
@@ -166,8 +166,7 @@ class Run {
     *out_cols = extent == Extent::kUniform ? 1 : extent == Extent::kRows ? rows : frame_.cols;
   }
 
-  void load(const Impl::Step& step, Impl::Value& value, void* out, int64_t row_begin, int64_t rows,
-            bool* inside) {
+  void load(const Impl::Step& step, Impl::Value& value, void* out, int64_t row_begin, int64_t rows, bool* inside) {
     std::array<LaneOperand, kMaxRank> indices;
     std::array<DType, kMaxRank> types{};
     Extent extent = Extent::kUniform;
@@ -182,8 +181,7 @@ class Run {
       if (extent == Extent::kRows) operand = {operand.data, 0, operand.row_step};
     }
     value.extent = extent;
-    const LaneLoad lane_load{&frame_.captures[static_cast<size_t>(step.index)], indices.data(), types.data(),
-                             step.type,
+    const LaneLoad lane_load{&frame_.captures[static_cast<size_t>(step.index)], indices.data(), types.data(), step.type,
                              extent == Extent::kFull || extent == Extent::kCols ? step.column_step : 0};
     ActiveLanes active = frame_.active;
     if (active.data != nullptr && extent == Extent::kFull) active.data += row_begin * active.stride;
@@ -194,8 +192,7 @@ class Run {
     value.operand = packed_operand(place_of_value(step, out, extent, to), extent, stride_);
   }
 
-  void operation(size_t i, const Impl::Step& step, Impl::Value& value, void* out, int64_t row_begin,
-                 int64_t rows) {
+  void operation(size_t i, const Impl::Step& step, Impl::Value& value, void* out, int64_t row_begin, int64_t rows) {
     std::array<LaneOperand, 3> operands;
     Extent extent = Extent::kUniform;
     for (int32_t a = 0; a < step.num_args; ++a) {
@@ -205,11 +202,9 @@ class Run {
       operands[static_cast<size_t>(a)] = argument(step.args[static_cast<size_t>(a)], row_begin);
     }
     value.extent = extent;
-    const bool direct =
-        i + 1 == program_.steps.size() && frame_.destination != nullptr && extent == Extent::kFull;
+    const bool direct = i + 1 == program_.steps.size() && frame_.destination != nullptr && extent == Extent::kFull;
     const int64_t out_step = direct ? frame_.destination_row_step : stride_;
-    std::byte* to =
-        direct ? static_cast<std::byte*>(frame_.destination) : place(step, out, extent, row_begin);
+    std::byte* to = direct ? static_cast<std::byte*>(frame_.destination) : place(step, out, extent, row_begin);
     int64_t tile_rows = 0, tile_cols = 0;
     shape(extent, rows, &tile_rows, &tile_cols);
     bool one_run = extent == Extent::kFull && tile_rows > 1;
@@ -237,8 +232,7 @@ class Run {
   }
 
   // What a reader of the value starts from. Nothing but the caller reads the result.
-  const void* place_of_value(const Impl::Step& step, const void* out, Extent extent,
-                             const std::byte* to) const {
+  const void* place_of_value(const Impl::Step& step, const void* out, Extent extent, const std::byte* to) const {
     const bool whole = program_.slots[static_cast<size_t>(step.slot)].whole_tile;
     return whole && extent == Extent::kFull ? out : to;
   }
@@ -297,9 +291,8 @@ size_t TileProgram::workspace_bytes(int64_t max_rows, int64_t max_cols) const {
   return impl_->workspace_bytes(max_rows, max_cols);
 }
 
-TileProgram::Tile TileProgram::run(const TileInputs& in, int64_t rows, int64_t cols,
-                                   std::span<std::byte> workspace, const uint8_t* active,
-                                   int64_t active_stride, bool* out_of_bounds) const {
+TileProgram::Tile TileProgram::run(const TileInputs& in, int64_t rows, int64_t cols, std::span<std::byte> workspace,
+                                   const uint8_t* active, int64_t active_stride, bool* out_of_bounds) const {
   std::array<Impl::Input, Impl::kMaxInputs> inputs;
   assert(in.inputs.size() <= inputs.size());
   for (size_t i = 0; i < in.inputs.size(); ++i) {

@@ -178,8 +178,8 @@ class TileProgram {
 // any dtype are widened to the type of their kInput node, the result narrowed (rounded to nearest
 // even; integers truncated) to out's dtype. `workspace` holds elementwise_workspace_bytes() bytes.
 size_t elementwise_workspace_bytes(const TileProgram& program, int num_threads);
-Status elementwise(const TileProgram& program, std::span<const TensorView> inputs,
-                   std::span<const int64_t> scalars, std::span<const TensorView> captures,
-                   const TensorView& out, const ThreadPool& pool, std::span<std::byte> workspace);
+Status elementwise(const TileProgram& program, std::span<const TensorView> inputs, std::span<const int64_t> scalars,
+                   std::span<const TensorView> captures, const TensorView& out, const ThreadPool& pool,
+                   std::span<std::byte> workspace);
 
 }  // namespace flexpte

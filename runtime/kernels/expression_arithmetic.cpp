@@ -129,8 +129,7 @@ FLEXPTE_UNARY(Copy, a)
 
 // Division by one positive power of two is a shift or a bit mask, exactly, for floored quotients.
 template <class T, bool kRemainder>
-void floored_by_power_of_two(const LaneOperand* args, void* out, int64_t out_row_step, int64_t rows,
-                             int64_t cols) {
+void floored_by_power_of_two(const LaneOperand* args, void* out, int64_t out_row_step, int64_t rows, int64_t cols) {
   const T divisor = *static_cast<const T*>(args[1].data);
   const bool one_divisor = args[1].col_step == 0 && (rows == 1 || args[1].row_step == 0);
   if (!one_divisor || divisor <= 0 || (divisor & (divisor - 1)) != 0) {

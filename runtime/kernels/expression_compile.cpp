@@ -84,8 +84,7 @@ class Compiler {
       add_load(step, node);
     } else if (!node.args.empty()) {
       step.num_args = static_cast<int32_t>(node.args.size());
-      for (size_t i = 0; i < node.args.size(); ++i)
-        step.args[i] = step_of_[static_cast<size_t>(node.args[i])];
+      for (size_t i = 0; i < node.args.size(); ++i) step.args[i] = step_of_[static_cast<size_t>(node.args[i])];
       step.kernel = find_step_kernel(node, expression_.nodes[static_cast<size_t>(node.args.back())].type);
       fold(step);
     } else if (node.op == ExprOp::kConstant) {
@@ -178,8 +177,7 @@ class Compiler {
       if (!used[i]) continue;
       renumbered[i] = static_cast<int32_t>(kept.size());
       kept.push_back(steps[i]);
-      for (int32_t& a : kept.back().args)
-        a = a < static_cast<int32_t>(i) ? renumbered[static_cast<size_t>(a)] : 0;
+      for (int32_t& a : kept.back().args) a = a < static_cast<int32_t>(i) ? renumbered[static_cast<size_t>(a)] : 0;
     }
     for (int32_t& a : program_->index_args) a = std::max(renumbered[static_cast<size_t>(a)], 0);
     steps = std::move(kept);
@@ -202,8 +200,7 @@ class Compiler {
     for (size_t i = 0; i < steps.size(); ++i) {
       for_each_arg(steps[i], [&](int32_t a) {
         size_t& use = last_use[static_cast<size_t>(a)];
-        const bool crosses =
-            steps[i].extent == Extent::kFull && steps[static_cast<size_t>(a)].extent != Extent::kFull;
+        const bool crosses = steps[i].extent == Extent::kFull && steps[static_cast<size_t>(a)].extent != Extent::kFull;
         use = crosses ? kForever : std::max(use, i);
       });
     }

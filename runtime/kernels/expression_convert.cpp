@@ -180,8 +180,7 @@ bool is_node_type(DType dtype) {
 
 }  // namespace
 
-void convert_lanes(const void* source, DType from, int64_t stride, void* out, DType to, int64_t out_stride,
-                   int64_t n) {
+void convert_lanes(const void* source, DType from, int64_t stride, void* out, DType to, int64_t out_stride, int64_t n) {
   if (stride == 1 && out_stride == 1) {
     if (from == to && from != DType::kBool) {
       std::memmove(out, source, static_cast<size_t>(n * element_size_bytes(to)));
@@ -194,15 +193,15 @@ void convert_lanes(const void* source, DType from, int64_t stride, void* out, DT
   if (is_node_type(to)) {
     with_node_type(to, [&](auto to_tag) {
       with_storage_type(from, [&](auto from_tag) {
-        convert_strided(static_cast<const decltype(from_tag)*>(source), stride,
-                        static_cast<decltype(to_tag)*>(out), out_stride, n);
+        convert_strided(static_cast<const decltype(from_tag)*>(source), stride, static_cast<decltype(to_tag)*>(out),
+                        out_stride, n);
       });
     });
   } else {
     with_node_type(from, [&](auto from_tag) {
       with_storage_type(to, [&](auto to_tag) {
-        convert_strided(static_cast<const decltype(from_tag)*>(source), stride,
-                        static_cast<decltype(to_tag)*>(out), out_stride, n);
+        convert_strided(static_cast<const decltype(from_tag)*>(source), stride, static_cast<decltype(to_tag)*>(out),
+                        out_stride, n);
       });
     });
   }

@@ -17,8 +17,7 @@ struct LaneOperand {
 };
 
 // out[r, c] = op(args...[r, c]), out's columns contiguous. `out` may be exactly an argument.
-using LaneKernel = void (*)(const LaneOperand* args, void* out, int64_t out_row_step, int64_t rows,
-                            int64_t cols);
+using LaneKernel = void (*)(const LaneOperand* args, void* out, int64_t out_row_step, int64_t rows, int64_t cols);
 
 // The fastest loops that this machine has; null when there is none for these types.
 LaneKernel find_arithmetic_kernel(ExprOp op, DType type);  // result has the arguments' type
@@ -29,8 +28,7 @@ LaneKernel find_cast_kernel(DType from, DType to);
 LaneKernel find_round_kernel(DType type, DType round_to);
 
 // out[i * out_stride] = source[i * stride] for i < n, converted. One of the types is Bool, I32, I64 or F32.
-void convert_lanes(const void* source, DType from, int64_t stride, void* out, DType to, int64_t out_stride,
-                   int64_t n);
+void convert_lanes(const void* source, DType from, int64_t stride, void* out, DType to, int64_t out_stride, int64_t n);
 
 // The lanes of a tile that a caller cares for: all when `data` is null.
 struct ActiveLanes {
@@ -54,7 +52,7 @@ struct LaneLoad {
   // indices do not; 0: nothing is known.
   int step = 0;
 };
-bool load_lanes(const LaneLoad& load, void* out, int64_t out_row_step, Extent extent, int64_t rows,
-                int64_t cols, const ActiveLanes& active);
+bool load_lanes(const LaneLoad& load, void* out, int64_t out_row_step, Extent extent, int64_t rows, int64_t cols,
+                const ActiveLanes& active);
 
 }  // namespace flexpte

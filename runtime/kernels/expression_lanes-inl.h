@@ -122,8 +122,7 @@ void binary_vectors(const LaneOperand* args, void* out, int64_t out_row_step, in
       const size_t bytes = static_cast<size_t>(cols - c) * sizeof(float);
       if (!splat_a) std::memcpy(tail_a, a + c, bytes);
       if (!splat_b) std::memcpy(tail_b, b + c, bytes);
-      hn::Store(Op::apply(d, splat_a ? x : hn::Load(d, tail_a), splat_b ? y : hn::Load(d, tail_b)), d,
-                tail_a);
+      hn::Store(Op::apply(d, splat_a ? x : hn::Load(d, tail_a), splat_b ? y : hn::Load(d, tail_b)), d, tail_a);
       std::memcpy(o + c, tail_a, bytes);
     }
   }

@@ -61,8 +61,8 @@ bool load_run(const LaneLoad& load, int64_t r, int64_t cols, void* out) {
   if (end - begin != load.step * (cols - 1)) return false;
   if (begin < 0) begin += size;
   const int64_t stride = capture.stride(last);
-  convert_lanes(element_at(capture, offset + begin * stride), capture.dtype, load.step * stride, out,
-                load.type, 1, cols);
+  convert_lanes(element_at(capture, offset + begin * stride), capture.dtype, load.step * stride, out, load.type, 1,
+                cols);
   return true;
 }
 
@@ -121,8 +121,8 @@ bool load_gather(const LaneLoad& load, int64_t r, int64_t c, int64_t n, void* ou
 
 }  // namespace
 
-bool load_lanes(const LaneLoad& load, void* out, int64_t out_row_step, Extent extent, int64_t rows,
-                int64_t cols, const ActiveLanes& active) {
+bool load_lanes(const LaneLoad& load, void* out, int64_t out_row_step, Extent extent, int64_t rows, int64_t cols,
+                const ActiveLanes& active) {
   const int64_t element_size = element_size_bytes(load.type);
   bool inside = true;
   for (int64_t r = 0; r < rows; ++r) {

@@ -39,8 +39,7 @@ HWY_INLINE FloatVec exp_vector(FloatTag d, FloatVec x) {
   static constexpr float kPolynomial[] = {0.499999930507f, 0.166665147913f, 0.04166845679f, 0.008369418847f,
                                           0.001381314439f};
   const auto nan = hn::IsNaN(x);
-  const FloatVec clamped =
-      hn::IfThenZeroElse(nan, hn::Min(hn::Max(x, hn::Set(d, -104.0f)), hn::Set(d, 89.0f)));
+  const FloatVec clamped = hn::IfThenZeroElse(nan, hn::Min(hn::Max(x, hn::Set(d, -104.0f)), hn::Set(d, 89.0f)));
   const FloatVec n = hn::Round(hn::Mul(clamped, hn::Set(d, 1.44269504f)));
   FloatVec r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), clamped);  // log(2) in two parts, the first short
   r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
@@ -52,8 +51,7 @@ HWY_INLINE FloatVec exp2_vector(FloatTag d, FloatVec x) {
   static constexpr float kPolynomial[] = {0.6931472078257f,   0.2402265138591f,   0.05550324418752f,
                                           0.009617998802440f, 0.001340161191368f, 0.0001547776493537f};
   const auto nan = hn::IsNaN(x);
-  const FloatVec clamped =
-      hn::IfThenZeroElse(nan, hn::Min(hn::Max(x, hn::Set(d, -151.0f)), hn::Set(d, 129.0f)));
+  const FloatVec clamped = hn::IfThenZeroElse(nan, hn::Min(hn::Max(x, hn::Set(d, -151.0f)), hn::Set(d, 129.0f)));
   const FloatVec n = hn::Round(clamped);
   const FloatVec r = hn::Sub(clamped, n);
   const FloatVec p = hn::MulAdd(r, polynomial(d, r, kPolynomial), hn::Set(d, 1.0f));
@@ -81,12 +79,10 @@ HWY_INLINE FloatVec sigmoid_vector(FloatTag d, FloatVec x) {
 
 // x + x P(x^2) for |x| <= 1, else 1 - e^Q(|x|).
 HWY_INLINE FloatVec erf_vector(FloatTag d, FloatVec x) {
-  static constexpr float kSmall[] = {0.1283791659138f,   -0.3761262713608f,  0.1128360017758f,
-                                     -0.02685444464869f, 0.005189535449208f, -8.020842258946e-4f,
-                                     7.889122802893e-5f};
-  static constexpr float kLarge[] = {-3.415312921540e-4f, -1.127089155106f,  -0.6381448936996f,
-                                     -0.1031066990952f,   0.02183803608591f, -2.947650947274e-3f,
-                                     1.863784000964e-4f};
+  static constexpr float kSmall[] = {0.1283791659138f,   -0.3761262713608f,   0.1128360017758f,  -0.02685444464869f,
+                                     0.005189535449208f, -8.020842258946e-4f, 7.889122802893e-5f};
+  static constexpr float kLarge[] = {-3.415312921540e-4f, -1.127089155106f,    -0.6381448936996f, -0.1031066990952f,
+                                     0.02183803608591f,   -2.947650947274e-3f, 1.863784000964e-4f};
   const FloatVec one = hn::Set(d, 1.0f);
   const FloatVec square = hn::Mul(x, x);
   const FloatVec small = hn::MulAdd(x, polynomial(d, square, kSmall), x);
@@ -139,8 +135,7 @@ struct Expm1D {
                                          1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800};
     const hn::RebindToSigned<DoubleTag> di;
     const auto nan = hn::IsNaN(x);
-    const DoubleVec clamped =
-        hn::IfThenZeroElse(nan, hn::Min(hn::Max(x, hn::Set(d, -120.0)), hn::Set(d, 100.0)));
+    const DoubleVec clamped = hn::IfThenZeroElse(nan, hn::Min(hn::Max(x, hn::Set(d, -120.0)), hn::Set(d, 100.0)));
     // Adding 3 * 2^51 leaves the nearest whole number in the low bits.
     const DoubleVec magic = hn::Set(d, 0x1.8p52);
     const DoubleVec shifted = hn::Add(hn::Mul(clamped, hn::Set(d, 1.4426950408889634)), magic);
@@ -166,8 +161,7 @@ HWY_INLINE DoubleVec log_double(DoubleTag d, DoubleVec x, double unit, double lo
   const auto sqrt_half = hn::Set(du, uint64_t{0x3fe6a09e667f3bcd});
   const auto bits = hn::BitCast(du, y);
   // The exponent of y / sqrt(1/2), biased by 1024 so that it stays positive.
-  const auto biased =
-      hn::ShiftRight<52>(hn::Add(hn::Sub(bits, sqrt_half), hn::Set(du, uint64_t{1024} << 52)));
+  const auto biased = hn::ShiftRight<52>(hn::Add(hn::Sub(bits, sqrt_half), hn::Set(du, uint64_t{1024} << 52)));
   const auto mantissa = hn::Sub(hn::Add(bits, hn::Set(du, uint64_t{1024} << 52)), hn::ShiftLeft<52>(biased));
   const DoubleVec m = hn::BitCast(d, mantissa);
   const DoubleVec magic = hn::Set(d, 0x1.0p52);

@@ -9,16 +9,15 @@ namespace flexpte {
 namespace {
 
 constexpr std::array<std::string_view, kNumExprOps> kNames = {
-    "Constant",  "Input",      "Score",      "Batch",      "Head",       "QIdx",    "KvIdx",    "Scalar",
-    "Load",      "Cast",       "RoundTo",    "Add",        "Sub",        "Mul",     "Div",      "FloorDiv",
-    "Remainder", "Fmod",       "TruncDiv",   "Pow",        "Neg",        "Abs",     "Sign",     "Min",
-    "Max",       "Reciprocal", "Square",     "Eq",         "Ne",         "Lt",      "Le",       "Gt",
-    "Ge",        "LogicalAnd", "LogicalOr",  "LogicalXor", "LogicalNot", "BitAnd",  "BitOr",    "BitXor",
-    "BitNot",    "ShiftLeft",  "ShiftRight", "Where",      "Exp",        "Exp2",    "Expm1",    "Log",
-    "Log2",      "Log10",      "Log1p",      "Sqrt",       "Rsqrt",      "Sin",     "Cos",      "Tan",
-    "Asin",      "Acos",       "Atan",       "Atan2",      "Sinh",       "Cosh",    "Tanh",     "Asinh",
-    "Acosh",     "Atanh",      "Sigmoid",    "Silu",       "Erf",        "GeluErf", "GeluTanh", "Relu",
-    "Floor",     "Ceil",       "Round",      "Trunc",      "IsInf",      "IsNan"};
+    "Constant",   "Input",   "Score", "Batch",   "Head",   "QIdx",      "KvIdx",      "Scalar",     "Load",
+    "Cast",       "RoundTo", "Add",   "Sub",     "Mul",    "Div",       "FloorDiv",   "Remainder",  "Fmod",
+    "TruncDiv",   "Pow",     "Neg",   "Abs",     "Sign",   "Min",       "Max",        "Reciprocal", "Square",
+    "Eq",         "Ne",      "Lt",    "Le",      "Gt",     "Ge",        "LogicalAnd", "LogicalOr",  "LogicalXor",
+    "LogicalNot", "BitAnd",  "BitOr", "BitXor",  "BitNot", "ShiftLeft", "ShiftRight", "Where",      "Exp",
+    "Exp2",       "Expm1",   "Log",   "Log2",    "Log10",  "Log1p",     "Sqrt",       "Rsqrt",      "Sin",
+    "Cos",        "Tan",     "Asin",  "Acos",    "Atan",   "Atan2",     "Sinh",       "Cosh",       "Tanh",
+    "Asinh",      "Acosh",   "Atanh", "Sigmoid", "Silu",   "Erf",       "GeluErf",    "GeluTanh",   "Relu",
+    "Floor",      "Ceil",    "Round", "Trunc",   "IsInf",  "IsNan"};
 
 bool is_node_type(DType type) {
   return type == DType::kBool || type == DType::kI32 || type == DType::kI64 || type == DType::kF32;
@@ -81,15 +80,14 @@ class Verifier {
  private:
   Status fail(const std::string& what) const {
     const ExprOp op = nodes_[number_].op;
-    const std::string name = static_cast<int>(op) < kNumExprOps ? std::string(expr_op_name(op))
-                                                                : std::to_string(static_cast<int>(op));
+    const std::string name =
+        static_cast<int>(op) < kNumExprOps ? std::string(expr_op_name(op)) : std::to_string(static_cast<int>(op));
     return {Code::kInvalidProgram, "expression: node " + std::to_string(number_) + " (" + name + ") " + what};
   }
 
   Status leaf(int32_t index, int count, std::string_view kind) const {
     if (index >= 0 && index < count) return Status::ok();
-    return fail("reads " + std::string(kind) + " " + std::to_string(index) + "; there are " +
-                std::to_string(count));
+    return fail("reads " + std::string(kind) + " " + std::to_string(index) + "; there are " + std::to_string(count));
   }
 
   Status type_is(DType type, bool ok, std::string_view expected) const {
@@ -115,8 +113,7 @@ class Verifier {
       }
     }
     if (n.args.size() != static_cast<size_t>(expected)) {
-      return fail("has " + std::to_string(n.args.size()) + " arguments; expected " +
-                  std::to_string(expected));
+      return fail("has " + std::to_string(n.args.size()) + " arguments; expected " + std::to_string(expected));
     }
     for (const int32_t a : n.args) {
       if (a < 0 || static_cast<size_t>(a) >= number_) {
@@ -135,8 +132,7 @@ class Verifier {
     if (n.op == ExprOp::kLoad) {
       for (size_t i = 0; i < n.args.size(); ++i) {
         if (!is_index_type(arg(n, i).type)) {
-          return fail("has an index of type " + std::string(dtype_name(arg(n, i).type)) +
-                      "; expected int32 or int64");
+          return fail("has an index of type " + std::string(dtype_name(arg(n, i).type)) + "; expected int32 or int64");
         }
       }
       return Status::ok();
@@ -158,10 +154,10 @@ class Verifier {
     if (n.op == ExprOp::kWhere && arg(n, 0).type != DType::kBool) {
       return fail("has a condition of type " + std::string(dtype_name(arg(n, 0).type)) + "; expected bool");
     }
-    const bool predicate = (n.op >= ExprOp::kEq && n.op <= ExprOp::kLogicalNot) || n.op == ExprOp::kIsInf ||
-                           n.op == ExprOp::kIsNan;
-    FLEXPTE_TRY(type_is(n.type, n.type == (predicate ? DType::kBool : type),
-                        dtype_name(predicate ? DType::kBool : type)));
+    const bool predicate =
+        (n.op >= ExprOp::kEq && n.op <= ExprOp::kLogicalNot) || n.op == ExprOp::kIsInf || n.op == ExprOp::kIsNan;
+    FLEXPTE_TRY(
+        type_is(n.type, n.type == (predicate ? DType::kBool : type), dtype_name(predicate ? DType::kBool : type)));
     if (find_step_kernel(n, type) == nullptr) {
       std::string what = "is not defined for " + std::string(dtype_name(type));
       if (n.op == ExprOp::kRoundTo) what += " through type " + std::to_string(static_cast<int>(n.round_to));

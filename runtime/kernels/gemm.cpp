@@ -59,8 +59,8 @@ static_assert(kStripCols % kPanelCols == 0 && kTileRows <= kMaxTileRows);
 
 // sums[r, :] (+)= sum_k tile[r, k] * panel[k, :]; panel [depth, kPanelCols].
 template <int kRows>
-void multiply_tile(int64_t depth, const float* HWY_RESTRICT tile, const float* HWY_RESTRICT panel,
-                   bool accumulate, float* HWY_RESTRICT sums) {
+void multiply_tile(int64_t depth, const float* HWY_RESTRICT tile, const float* HWY_RESTRICT panel, bool accumulate,
+                   float* HWY_RESTRICT sums) {
   const DF d;
   constexpr int64_t kLanes = HWY_LANES(float);
   VF acc[kRows][kTileVectors];
@@ -90,8 +90,7 @@ void multiply_tile(int64_t depth, const float* HWY_RESTRICT tile, const float* H
 }
 
 template <int kRows = kTileRows>
-void multiply_rows(int64_t rows, int64_t depth, const float* tile, const float* panel, bool accumulate,
-                   float* sums) {
+void multiply_rows(int64_t rows, int64_t depth, const float* tile, const float* panel, bool accumulate, float* sums) {
   if (rows == kRows) {
     multiply_tile<kRows>(depth, tile, panel, accumulate, sums);
   } else if constexpr (kRows > 1) {
@@ -116,8 +115,7 @@ HWY_INLINE VF load_blocks(DF d, const float* const* rows, int64_t offset) {
   VF v = hn::LoadDup128(d, rows[4 * (kBlocks - 1)] + offset);
   HWY_UNROLL(4)
   for (int i = kBlocks - 2; i >= 0; --i) {
-    v = hn::IfThenElse(hn::FirstN(d, static_cast<size_t>(4 * (i + 1))),
-                       hn::LoadDup128(d, rows[4 * i] + offset), v);
+    v = hn::IfThenElse(hn::FirstN(d, static_cast<size_t>(4 * (i + 1))), hn::LoadDup128(d, rows[4 * i] + offset), v);
   }
   return v;
 }
@@ -152,8 +150,7 @@ void transpose(const float* const* rows, int64_t depth, float* HWY_RESTRICT pane
 
 // panel[k, j] = b[j, k] for j < cols; the other columns hold anything finite or not: they are not used.
 template <class T>
-void pack_panel(const T* b, int64_t outer_stride, int64_t k_stride, int64_t cols, int64_t depth,
-                float* panel) {
+void pack_panel(const T* b, int64_t outer_stride, int64_t k_stride, int64_t cols, int64_t depth, float* panel) {
   const float* rows[kPanelCols];
   if (k_stride == 1) {
     if constexpr (std::is_same_v<T, float>) {
@@ -198,8 +195,8 @@ void pack_tile(const T* a, int64_t outer_stride, int64_t k_stride, int64_t rows,
 }
 
 template <class T>
-void store_sums(const float* HWY_RESTRICT sums, const float* HWY_RESTRICT bias, int64_t rows, int64_t cols,
-                T* out, int64_t row_stride, int64_t col_stride) {
+void store_sums(const float* HWY_RESTRICT sums, const float* HWY_RESTRICT bias, int64_t rows, int64_t cols, T* out,
+                int64_t row_stride, int64_t col_stride) {
   const DF d;
   constexpr int64_t kLanes = HWY_LANES(float);
   for (int64_t r = 0; r < rows; ++r) {
@@ -207,16 +204,15 @@ void store_sums(const float* HWY_RESTRICT sums, const float* HWY_RESTRICT bias, 
     T* const to = out + r * row_stride;
     int64_t j = 0;
     if (col_stride == 1) {
-      for (; j + kLanes <= cols; j += kLanes)
-        store(hn::Add(hn::Load(d, from + j), hn::Load(d, bias + j)), d, to + j);
+      for (; j + kLanes <= cols; j += kLanes) store(hn::Add(hn::Load(d, from + j), hn::Load(d, bias + j)), d, to + j);
     }
     for (; j < cols; ++j) to[j * col_stride] = convert<T>(from[j] + bias[j]);
   }
 }
 
 // out[row_begin..row_end, panel_begin * kPanelCols...]: at most kBlockRows rows.
-void multiply_block(const GemmProblem& p, int64_t row_begin, int64_t row_end, int64_t panel_begin,
-                    int64_t panel_end, GemmScratch& scratch) {
+void multiply_block(const GemmProblem& p, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end,
+                    GemmScratch& scratch) {
   const int64_t rows = row_end - row_begin;
   const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
   const int64_t passes = std::max<int64_t>((p.k + kDepth - 1) / kDepth, 1);
@@ -245,9 +241,9 @@ void multiply_block(const GemmProblem& p, int64_t row_begin, int64_t row_end, in
         const int64_t begin = rows * tile / tiles;
         const int64_t count = rows * (tile + 1) / tiles - begin;
         with_float_type(p.a.dtype, [&](auto tag) {
-          pack_tile(static_cast<const decltype(tag)*>(p.a.data) + (row_begin + begin) * p.a.outer_stride +
-                        k * p.a.k_stride,
-                    p.a.outer_stride, p.a.k_stride, count, depth, scratch.tile);
+          pack_tile(
+              static_cast<const decltype(tag)*>(p.a.data) + (row_begin + begin) * p.a.outer_stride + k * p.a.k_stride,
+              p.a.outer_stride, p.a.k_stride, count, depth, scratch.tile);
         });
         float* const sums = scratch.sums + begin * kStripCols;
         for (int64_t j = 0; j < cols; j += kPanelCols) {
@@ -255,10 +251,10 @@ void multiply_block(const GemmProblem& p, int64_t row_begin, int64_t row_end, in
         }
         if (pass + 1 < passes) continue;
         with_float_type(p.out_dtype, [&](auto tag) {
-          store_sums(sums, bias, count, cols,
-                     static_cast<decltype(tag)*>(p.out) + (row_begin + begin) * p.out_row_stride +
-                         col * p.out_col_stride,
-                     p.out_row_stride, p.out_col_stride);
+          store_sums(
+              sums, bias, count, cols,
+              static_cast<decltype(tag)*>(p.out) + (row_begin + begin) * p.out_row_stride + col * p.out_col_stride,
+              p.out_row_stride, p.out_col_stride);
         });
       }
     }

@@ -11,8 +11,7 @@ namespace flexpte {
 namespace {
 
 int64_t load_index(const TensorView& index, int64_t offset) {
-  return index.dtype == DType::kI32 ? int64_t{index.as<const int32_t>()[offset]}
-                                    : index.as<const int64_t>()[offset];
+  return index.dtype == DType::kI32 ? int64_t{index.as<const int32_t>()[offset]} : index.as<const int64_t>()[offset];
 }
 
 Strided<1> shape_of(const TensorView& view) {
@@ -72,8 +71,7 @@ class Block {
       }
       const int64_t source_step = source_stride_ * static_cast<int64_t>(element_bytes_);
       const int64_t target_step = target_stride_ * static_cast<int64_t>(element_bytes_);
-      for (int64_t i = 0; i < count_; ++i)
-        std::memcpy(to + i * target_step, from + i * source_step, element_bytes_);
+      for (int64_t i = 0; i < count_; ++i) std::memcpy(to + i * target_step, from + i * source_step, element_bytes_);
     }
   }
 
@@ -126,8 +124,8 @@ Status gather(const TensorView& source, int dim, const TensorView& index, const 
       for (int64_t i = first; i < last; ++i, it.advance()) {
         int64_t row = load_index(index, it.offset(0));
         if (row < 0) row += size;
-        block.copy(source.as<const std::byte>(), outer.offset(0) + row * source.stride(dim),
-                   out.as<std::byte>(), outer.offset(1) + it.offset(1));
+        block.copy(source.as<const std::byte>(), outer.offset(0) + row * source.stride(dim), out.as<std::byte>(),
+                   outer.offset(1) + it.offset(1));
       }
       item += last - first;
     }
@@ -146,17 +144,16 @@ Status index_copy(const TensorView& target, int dim, const TensorView& index, co
   const int64_t outer_count = before.num_elements();
   if (outer_count == 0 || count == 0 || block.num_elements() == 0) return Status::ok();
   // One thread writes all that one leading index has, in order: of equal indices the last one stays.
-  pool.parallel_for(outer_count, rows_per_piece(count * block.num_elements()),
-                    [&](int64_t begin, int64_t end, int) {
-                      StridedIterator<2> outer(before, begin);
-                      for (int64_t o = begin; o < end; ++o, outer.advance()) {
-                        for (int64_t i = 0; i < count; ++i) {
-                          const int64_t row = load_index(index, i * index.stride(0));
-                          block.copy(source.as<const std::byte>(), outer.offset(0) + i * source.stride(dim),
-                                     target.as<std::byte>(), outer.offset(1) + row * target.stride(dim));
-                        }
-                      }
-                    });
+  pool.parallel_for(outer_count, rows_per_piece(count * block.num_elements()), [&](int64_t begin, int64_t end, int) {
+    StridedIterator<2> outer(before, begin);
+    for (int64_t o = begin; o < end; ++o, outer.advance()) {
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t row = load_index(index, i * index.stride(0));
+        block.copy(source.as<const std::byte>(), outer.offset(0) + i * source.stride(dim), target.as<std::byte>(),
+                   outer.offset(1) + row * target.stride(dim));
+      }
+    }
+  });
   return Status::ok();
 }
 

@@ -39,12 +39,11 @@ Status index_copy(const TensorView& target, int dim, const TensorView& index, co
 
 // out = x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang & Sennrich 2019). weight
 // may be null. Rows contiguous.
-void rms_norm(const TensorView& x, const TensorView* weight, float eps, const TensorView& out,
-              const ThreadPool& pool);
+void rms_norm(const TensorView& x, const TensorView* weight, float eps, const TensorView& out, const ThreadPool& pool);
 
 // out = (x - mean) / sqrt(var + eps) * weight + bias over the last dimension (Ba et al. 2016).
-void layer_norm(const TensorView& x, const TensorView* weight, const TensorView* bias, float eps,
-                const TensorView& out, const ThreadPool& pool);
+void layer_norm(const TensorView& x, const TensorView* weight, const TensorView* bias, float eps, const TensorView& out,
+                const ThreadPool& pool);
 
 // Softmax or its logarithm over the last dimension, as ATen (a row of -inf gives NaN).
 void softmax(const TensorView& x, bool log, const TensorView& out, const ThreadPool& pool);

@@ -69,10 +69,8 @@ HWY_INLINE void sum_lanes_of_four(DF d, VF v0, VF v1, VF v2, VF v3, float* HWY_R
   const hn::Repartition<double, DF> d64;
   const hn::FixedTag<float, 4> d4;
   // Per block of four lanes: {v0, v1, v0, v1} and {v2, v3, v2, v3}, then {v0, v1, v2, v3}.
-  const auto pairs01 =
-      hn::BitCast(d64, hn::Add(hn::InterleaveLower(d, v0, v1), hn::InterleaveUpper(d, v0, v1)));
-  const auto pairs23 =
-      hn::BitCast(d64, hn::Add(hn::InterleaveLower(d, v2, v3), hn::InterleaveUpper(d, v2, v3)));
+  const auto pairs01 = hn::BitCast(d64, hn::Add(hn::InterleaveLower(d, v0, v1), hn::InterleaveUpper(d, v0, v1)));
+  const auto pairs23 = hn::BitCast(d64, hn::Add(hn::InterleaveLower(d, v2, v3), hn::InterleaveUpper(d, v2, v3)));
   const VF blocks = hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, pairs01, pairs23)),
                             hn::BitCast(d, hn::InterleaveUpper(d64, pairs01, pairs23)));
   HWY_ALIGN float lanes[HWY_LANES(float)];
@@ -85,8 +83,8 @@ HWY_INLINE void sum_lanes_of_four(DF d, VF v0, VF v1, VF v2, VF v3, float* HWY_R
 
 // sums[r * kWeightRows + j] = <x row r, weight row j>
 template <int kRows, class T>
-HWY_INLINE void dot_products(const float* HWY_RESTRICT x, int64_t x_stride, const T* HWY_RESTRICT w,
-                             int64_t k, float* HWY_RESTRICT sums) {
+HWY_INLINE void dot_products(const float* HWY_RESTRICT x, int64_t x_stride, const T* HWY_RESTRICT w, int64_t k,
+                             float* HWY_RESTRICT sums) {
   const DF d;
   constexpr int64_t kLanes = HWY_LANES(float);
   // One row of x alone would not keep the multipliers busy: two vectors at a time.
@@ -141,8 +139,7 @@ HWY_INLINE void dot_rows(int64_t rows, const float* x, int64_t x_stride, const T
 
 // The same for `count` < kWeightRows rows of the weight.
 template <class T>
-void dot_rest(int64_t rows, const float* x, int64_t x_stride, const T* w, int64_t count, int64_t k,
-              float* sums) {
+void dot_rest(int64_t rows, const float* x, int64_t x_stride, const T* w, int64_t count, int64_t k, float* sums) {
   const DF d;
   constexpr int64_t kLanes = HWY_LANES(float);
   for (int64_t r = 0; r < rows; ++r) {
@@ -273,8 +270,8 @@ void linear(const TensorView& x, const TensorView& weight, const TensorView* bia
     problem.out_row_stride = out_rows.stride;
     problem.out_col_stride = 1;
     gemm(
-        1, [](const void* context, int64_t) { return *static_cast<const GemmProblem*>(context); }, &problem,
-        pool, scratch);
+        1, [](const void* context, int64_t) { return *static_cast<const GemmProblem*>(context); }, &problem, pool,
+        scratch);
     return;
   }
   float* const wide = reinterpret_cast<float*>(scratch.data());

@@ -42,8 +42,7 @@ namespace {
 
 template <class T>
 HWY_INLINE VF load_some(DF d, const T* p, int64_t count) {
-  return count >= static_cast<int64_t>(hn::Lanes(d)) ? load(d, p)
-                                                     : load_first(d, p, static_cast<size_t>(count));
+  return count >= static_cast<int64_t>(hn::Lanes(d)) ? load(d, p) : load_first(d, p, static_cast<size_t>(count));
 }
 
 template <class T>
@@ -100,8 +99,7 @@ HWY_INLINE VF load_parameter(DF d, const TensorView& parameter, int64_t i, int64
       v = load_some(d, from + i, count);
     } else {
       HWY_ALIGN float lanes[HWY_LANES(float)] = {};
-      for (int64_t j = 0; j < std::min<int64_t>(count, HWY_LANES(float)); ++j)
-        lanes[j] = widen(from[(i + j) * stride]);
+      for (int64_t j = 0; j < std::min<int64_t>(count, HWY_LANES(float)); ++j) lanes[j] = widen(from[(i + j) * stride]);
       v = hn::Load(d, lanes);
     }
   });
@@ -168,21 +166,19 @@ void run_norm(const TensorView& x, const TensorView* weight, const TensorView* b
     norm.rows.append(x.size(d), {x.stride(d), out.stride(d)});
   }
   if (norm.size == 0) return;
-  pool.parallel_for(norm.rows.num_elements(), rows_per_piece(norm.size),
-                    [&](int64_t begin, int64_t end, int) {
-                      HWY_DYNAMIC_DISPATCH(norm_rows)(norm, begin, end);
-                    });
+  pool.parallel_for(norm.rows.num_elements(), rows_per_piece(norm.size), [&](int64_t begin, int64_t end, int) {
+    HWY_DYNAMIC_DISPATCH(norm_rows)(norm, begin, end);
+  });
 }
 
 }  // namespace
 
-void rms_norm(const TensorView& x, const TensorView* weight, float eps, const TensorView& out,
-              const ThreadPool& pool) {
+void rms_norm(const TensorView& x, const TensorView* weight, float eps, const TensorView& out, const ThreadPool& pool) {
   run_norm(x, weight, nullptr, eps, /*centered=*/false, out, pool);
 }
 
-void layer_norm(const TensorView& x, const TensorView* weight, const TensorView* bias, float eps,
-                const TensorView& out, const ThreadPool& pool) {
+void layer_norm(const TensorView& x, const TensorView* weight, const TensorView* bias, float eps, const TensorView& out,
+                const ThreadPool& pool) {
   run_norm(x, weight, bias, eps, /*centered=*/true, out, pool);
 }
 

@@ -128,45 +128,42 @@ void for_each_reduced(const Shape& shape, const F& f) {
 
 template <class Result>
 void store_result(const TensorView& out, int64_t offset, Result result) {
-  with_storage_type(out.dtype,
-                    [&](auto tag) { out.as<decltype(tag)>()[offset] = convert<decltype(tag)>(result); });
+  with_storage_type(out.dtype, [&](auto tag) { out.as<decltype(tag)>()[offset] = convert<decltype(tag)>(result); });
 }
 
 template <class Op, class In>
 void reduce_typed(const Shape& shape, const In* x, const TensorView& out, const ThreadPool& pool) {
   using State = typename Op::State;
-  const bool side_by_side =
-      shape.outer_count > 1 && std::abs(shape.x_outer_stride) < std::abs(shape.inner_stride);
+  const bool side_by_side = shape.outer_count > 1 && std::abs(shape.x_outer_stride) < std::abs(shape.inner_stride);
   const int64_t tile = side_by_side ? kTile : 1;
   const int64_t tiles = (shape.outer_count + tile - 1) / tile;
-  pool.parallel_for(shape.outer.num_elements() * tiles, rows_per_piece(tile * shape.reduced),
-                    [&](int64_t begin, int64_t end, int) {
-                      for (int64_t item = begin; item < end; ++item) {
-                        const StridedIterator<2> it(shape.outer, item / tiles);
-                        const int64_t first = item % tiles * tile;
-                        const int64_t count = std::min(tile, shape.outer_count - first);
-                        const In* const from = x + it.offset(0) + first * shape.x_outer_stride;
-                        const int64_t to = it.offset(1) + first * shape.out_stride;
-                        if (count == 1) {
-                          State state = Op::initial();
-                          for_each_reduced(shape, [&](int64_t offset, int64_t index) {
-                            Op::step(state, widen(from[offset]), index);
-                          });
-                          store_result(out, to, Op::result(state, shape.reduced));
-                          continue;
-                        }
-                        State states[kTile];
-                        std::fill_n(states, count, Op::initial());
-                        for_each_reduced(shape, [&](int64_t offset, int64_t index) {
-                          for (int64_t t = 0; t < count; ++t) {
-                            Op::step(states[t], widen(from[offset + t * shape.x_outer_stride]), index);
-                          }
-                        });
-                        for (int64_t t = 0; t < count; ++t) {
-                          store_result(out, to + t * shape.out_stride, Op::result(states[t], shape.reduced));
-                        }
-                      }
-                    });
+  pool.parallel_for(
+      shape.outer.num_elements() * tiles, rows_per_piece(tile * shape.reduced), [&](int64_t begin, int64_t end, int) {
+        for (int64_t item = begin; item < end; ++item) {
+          const StridedIterator<2> it(shape.outer, item / tiles);
+          const int64_t first = item % tiles * tile;
+          const int64_t count = std::min(tile, shape.outer_count - first);
+          const In* const from = x + it.offset(0) + first * shape.x_outer_stride;
+          const int64_t to = it.offset(1) + first * shape.out_stride;
+          if (count == 1) {
+            State state = Op::initial();
+            for_each_reduced(shape,
+                             [&](int64_t offset, int64_t index) { Op::step(state, widen(from[offset]), index); });
+            store_result(out, to, Op::result(state, shape.reduced));
+            continue;
+          }
+          State states[kTile];
+          std::fill_n(states, count, Op::initial());
+          for_each_reduced(shape, [&](int64_t offset, int64_t index) {
+            for (int64_t t = 0; t < count; ++t) {
+              Op::step(states[t], widen(from[offset + t * shape.x_outer_stride]), index);
+            }
+          });
+          for (int64_t t = 0; t < count; ++t) {
+            store_result(out, to + t * shape.out_stride, Op::result(states[t], shape.reduced));
+          }
+        }
+      });
 }
 
 template <template <class> class Op>

@@ -77,8 +77,7 @@ void softmax_row(const Softmax& p, const In* x, Out* out) {
   const DF d;
   // A NaN need not show in max: it is still there in the sum.
   VF max_lanes = hn::Set(d, -std::numeric_limits<float>::infinity());
-  for (int64_t i = 0; i < p.size; i += kLanes)
-    max_lanes = hn::Max(max_lanes, load_row(d, x, p.x_stride, i, p.size));
+  for (int64_t i = 0; i < p.size; i += kLanes) max_lanes = hn::Max(max_lanes, load_row(d, x, p.x_stride, i, p.size));
   const VF max = hn::MaxOfLanes(d, max_lanes);
   VF sum_lanes = hn::Zero(d);
   for (int64_t i = 0; i < p.size; i += kLanes) {

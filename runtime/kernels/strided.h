@@ -87,8 +87,7 @@ class StridedIterator {
 // Elements per piece of a parallel loop, so that a piece is worth handing to another thread.
 inline int64_t rows_per_piece(int64_t elements_per_row) {
   constexpr int64_t kElementsPerPiece = 16 * 1024;
-  return elements_per_row <= 0 ? kElementsPerPiece
-                               : (kElementsPerPiece + elements_per_row - 1) / elements_per_row;
+  return elements_per_row <= 0 ? kElementsPerPiece : (kElementsPerPiece + elements_per_row - 1) / elements_per_row;
 }
 
 }  // namespace flexpte

@@ -29,7 +29,9 @@ Result<SizeList> read_sizes(const Frame& frame, std::span<const int32_t> ids) {
   return sizes;
 }
 
-Scalar fixed(int64_t number) { return {.integer = number, .real = static_cast<double>(number)}; }
+Scalar fixed(int64_t number) {
+  return {.integer = number, .real = static_cast<double>(number)};
+}
 
 Result<Step> filled(std::vector<int32_t> ids, Scalar number, int32_t out) {
   return Step([=](const Frame& frame) -> Status {
@@ -188,6 +190,8 @@ constexpr OpEntry kOps[] = {
 
 }  // namespace
 
-std::span<const OpEntry> create_ops() { return kOps; }
+std::span<const OpEntry> create_ops() {
+  return kOps;
+}
 
 }  // namespace flexpte

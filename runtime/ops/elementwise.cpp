@@ -10,9 +10,8 @@ using Builder = ExpressionBuilder;
 // aten::<op>.out(self, other, out)
 template <ExprOp kOp>
 Result<Step> arithmetic(const Binder& binder) {
-  return bind_elementwise(binder, {0, 1}, 2, [](Builder& e, Nodes x) -> Result<Node> {
-    return e.arithmetic(kOp, x[0], x[1]);
-  });
+  return bind_elementwise(binder, {0, 1}, 2,
+                          [](Builder& e, Nodes x) -> Result<Node> { return e.arithmetic(kOp, x[0], x[1]); });
 }
 
 // self + alpha * other, self - alpha * other, and reversed: other - alpha * self
@@ -64,16 +63,14 @@ Result<Step> power_scalar(const Binder& binder) {
   FLEXPTE_ASSIGN(const int32_t out, binder.out(2));
   if (!is_floating(binder.dtype(out))) return power(binder);
   const ExprOp op = exponent.real == 2.0 ? ExprOp::kSquare : exponent.real == 0.5 ? ExprOp::kSqrt : ExprOp::kRsqrt;
-  return bind_elementwise(binder, {0}, 2, [op](Builder& e, Nodes x) -> Result<Node> {
-    return e.op(op, DType::kF32, {e.to_float(x[0])});
-  });
+  return bind_elementwise(
+      binder, {0}, 2, [op](Builder& e, Nodes x) -> Result<Node> { return e.op(op, DType::kF32, {e.to_float(x[0])}); });
 }
 
 template <ExprOp kOp>
 Result<Step> compare(const Binder& binder) {
-  return bind_elementwise(binder, {0, 1}, 2, [](Builder& e, Nodes x) -> Result<Node> {
-    return e.compare(kOp, x[0], x[1]);
-  });
+  return bind_elementwise(binder, {0, 1}, 2,
+                          [](Builder& e, Nodes x) -> Result<Node> { return e.compare(kOp, x[0], x[1]); });
 }
 
 template <ExprOp kOp>
@@ -109,9 +106,8 @@ Result<Step> bitwise_not(const Binder& binder) {
 
 // aten::where.self_out(condition, self, other, out)
 Result<Step> where(const Binder& binder) {
-  return bind_elementwise(binder, {0, 1, 2}, 3, [](Builder& e, Nodes x) -> Result<Node> {
-    return e.where(x[0], x[1], x[2]);
-  });
+  return bind_elementwise(binder, {0, 1, 2}, 3,
+                          [](Builder& e, Nodes x) -> Result<Node> { return e.where(x[0], x[1], x[2]); });
 }
 
 // aten::masked_fill.Scalar_out(self, mask, value, out)
@@ -123,12 +119,15 @@ Result<Step> masked_fill(const Binder& binder) {
 
 // aten::clamp.out(self, min?, max?, out)
 Result<Step> clamp(const Binder& binder) {
-  return bind_elementwise(binder, {0, 1, 2}, 3, [](Builder& e, Nodes x) -> Result<Node> {
-    Node result = x[0];
-    if (x[1].id >= 0) result = e.arithmetic(ExprOp::kMax, result, x[1]);
-    if (x[2].id >= 0) result = e.arithmetic(ExprOp::kMin, result, x[2]);
-    return result;
-  }, /*optional=*/true);
+  return bind_elementwise(
+      binder, {0, 1, 2}, 3,
+      [](Builder& e, Nodes x) -> Result<Node> {
+        Node result = x[0];
+        if (x[1].id >= 0) result = e.arithmetic(ExprOp::kMax, result, x[1]);
+        if (x[2].id >= 0) result = e.arithmetic(ExprOp::kMin, result, x[2]);
+        return result;
+      },
+      /*optional=*/true);
 }
 
 constexpr OpEntry kOps[] = {
@@ -189,6 +188,8 @@ constexpr OpEntry kOps[] = {
 
 }  // namespace
 
-std::span<const OpEntry> elementwise_ops() { return kOps; }
+std::span<const OpEntry> elementwise_ops() {
+  return kOps;
+}
 
 }  // namespace flexpte

@@ -10,9 +10,8 @@ using Builder = ExpressionBuilder;
 // In float32; integers are widened.
 template <ExprOp kOp>
 Result<Step> function(const Binder& binder) {
-  return bind_elementwise(binder, {0}, 1, [](Builder& e, Nodes x) -> Result<Node> {
-    return e.op(kOp, DType::kF32, {e.to_float(x[0])});
-  });
+  return bind_elementwise(
+      binder, {0}, 1, [](Builder& e, Nodes x) -> Result<Node> { return e.op(kOp, DType::kF32, {e.to_float(x[0])}); });
 }
 
 // In the type of the tensor.
@@ -34,9 +33,8 @@ Result<Step> rounding(const Binder& binder) {
 
 template <ExprOp kOp>
 Result<Step> predicate(const Binder& binder) {
-  return bind_elementwise(binder, {0}, 1, [](Builder& e, Nodes x) -> Result<Node> {
-    return e.op(kOp, DType::kBool, {e.to_float(x[0])});
-  });
+  return bind_elementwise(
+      binder, {0}, 1, [](Builder& e, Nodes x) -> Result<Node> { return e.op(kOp, DType::kBool, {e.to_float(x[0])}); });
 }
 
 Result<Step> relu(const Binder& binder) {
@@ -53,9 +51,8 @@ Result<Step> gelu(const Binder& binder) {
     return Status(Code::kInvalidProgram, "has the unknown approximation '" + std::string(approximate) + "'");
   }
   const ExprOp op = approximate == "tanh" ? ExprOp::kGeluTanh : ExprOp::kGeluErf;
-  return bind_elementwise(binder, {0}, 2, [op](Builder& e, Nodes x) -> Result<Node> {
-    return e.op(op, DType::kF32, {e.to_float(x[0])});
-  });
+  return bind_elementwise(
+      binder, {0}, 2, [op](Builder& e, Nodes x) -> Result<Node> { return e.op(op, DType::kF32, {e.to_float(x[0])}); });
 }
 
 // aten::hardtanh.out(self, min, max, out)
@@ -85,17 +82,20 @@ Result<Step> elu(const Binder& binder) {
 
 // aten::logit.out(self, eps?, out): log(x / (1 - x)), x clamped to [eps, 1 - eps]
 Result<Step> logit(const Binder& binder) {
-  return bind_elementwise(binder, {0, 1}, 2, [](Builder& e, Nodes x) -> Result<Node> {
-    Node p = e.to_float(x[0]);
-    const Node one = e.constant(1.0);
-    if (x[1].id >= 0) {
-      const Node eps = e.to_float(x[1]);
-      p = e.arithmetic(ExprOp::kMax, p, eps);
-      p = e.arithmetic(ExprOp::kMin, p, e.arithmetic(ExprOp::kSub, one, eps));
-    }
-    const Node odds = e.arithmetic(ExprOp::kDiv, p, e.arithmetic(ExprOp::kSub, one, p));
-    return e.op(ExprOp::kLog, DType::kF32, {odds});
-  }, /*optional=*/true);
+  return bind_elementwise(
+      binder, {0, 1}, 2,
+      [](Builder& e, Nodes x) -> Result<Node> {
+        Node p = e.to_float(x[0]);
+        const Node one = e.constant(1.0);
+        if (x[1].id >= 0) {
+          const Node eps = e.to_float(x[1]);
+          p = e.arithmetic(ExprOp::kMax, p, eps);
+          p = e.arithmetic(ExprOp::kMin, p, e.arithmetic(ExprOp::kSub, one, eps));
+        }
+        const Node odds = e.arithmetic(ExprOp::kDiv, p, e.arithmetic(ExprOp::kSub, one, p));
+        return e.op(ExprOp::kLog, DType::kF32, {odds});
+      },
+      /*optional=*/true);
 }
 
 constexpr OpEntry kOps[] = {
@@ -143,6 +143,8 @@ constexpr OpEntry kOps[] = {
 
 }  // namespace
 
-std::span<const OpEntry> elementwise_math_ops() { return kOps; }
+std::span<const OpEntry> elementwise_math_ops() {
+  return kOps;
+}
 
 }  // namespace flexpte

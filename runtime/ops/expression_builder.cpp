@@ -19,13 +19,17 @@ TensorView view_of_scalar(Value& value) {
 
 DType expression_type(DType dtype) {
   switch (dtype) {
-    case DType::kBool: return DType::kBool;
+    case DType::kBool:
+      return DType::kBool;
     case DType::kU8:
     case DType::kI8:
     case DType::kI16:
-    case DType::kI32: return DType::kI32;
-    case DType::kI64: return DType::kI64;
-    default: return DType::kF32;
+    case DType::kI32:
+      return DType::kI32;
+    case DType::kI64:
+      return DType::kI64;
+    default:
+      return DType::kF32;
   }
 }
 
@@ -118,8 +122,8 @@ Result<Step> bind_elementwise(const Binder& binder, std::initializer_list<size_t
     } else {
       FLEXPTE_ASSIGN(const Scalar scalar, binder.scalar(arg));
       if (!scalar.is_fixed) {
-        const Node raw = builder.input(static_cast<int32_t>(num_inputs),
-                                       scalar.is_floating ? DType::kF32 : DType::kI64);
+        const Node raw =
+            builder.input(static_cast<int32_t>(num_inputs), scalar.is_floating ? DType::kF32 : DType::kI64);
         inputs[num_inputs++] = {scalar.id, false};
         nodes.push_back(scalar.is_floating ? raw : builder.cast(raw, scalar.is_bool ? DType::kBool : integer_type));
       } else if (scalar.is_floating) {
@@ -139,8 +143,7 @@ Result<Step> bind_elementwise(const Binder& binder, std::initializer_list<size_t
   if (static_cast<size_t>(result.id) + 1 != builder.expression().nodes.size()) {
     result = builder.where(builder.cast(builder.constant_integer(1), DType::kBool), result, result);
   }
-  FLEXPTE_ASSIGN(auto compiled,
-                 TileProgram::compile(builder.expression(), static_cast<int>(num_inputs), 0, {}));
+  FLEXPTE_ASSIGN(auto compiled, TileProgram::compile(builder.expression(), static_cast<int>(num_inputs), 0, {}));
   const auto program = std::make_shared<const TileProgram>(std::move(compiled));
   binder.workspace(elementwise_workspace_bytes(*program, binder.num_threads()));
   return Step([out, inputs, num_inputs, program](const Frame& frame) -> Status {

@@ -20,7 +20,7 @@ struct Node {
 
 class ExpressionBuilder {
  public:
-  Node constant(double value);         // F32
+  Node constant(double value);  // F32
   Node constant_integer(int64_t value, DType type = DType::kI64);
   Node input(int32_t index, DType type);
   Node op(ExprOp op, DType type, std::initializer_list<Node> args);

@@ -106,7 +106,7 @@ Result<Step> index_select(const Binder& binder) {
 struct Indexing {
   std::array<int32_t, kMaxRank> index{};  // by dimension of the source; -1 for none
   int32_t rank = 0;
-  int32_t first = 0;     // dimension of the result where the indices' dimensions begin
+  int32_t first = 0;  // dimension of the result where the indices' dimensions begin
   int32_t num_indices = 0;
   bool is_single = false;  // one index: plain kernels do it
 };
@@ -117,8 +117,8 @@ Result<Indexing> bind_indexing(const Binder& binder, int32_t self, size_t arg) {
   indexing.rank = binder.rank(self);
   indexing.index.fill(-1);
   if (ids.size() > static_cast<size_t>(indexing.rank)) {
-    return Status(Code::kInvalidProgram, std::to_string(ids.size()) + " indices for a tensor of rank " +
-                                             std::to_string(indexing.rank));
+    return Status(Code::kInvalidProgram,
+                  std::to_string(ids.size()) + " indices for a tensor of rank " + std::to_string(indexing.rank));
   }
   int32_t last = -1;
   bool adjacent = true;
@@ -222,7 +222,9 @@ Status expect_apart_from_all(const TensorView& out, const Indexing& indexing, co
   return Status::ok();
 }
 
-int32_t single_dim(const Indexing& indexing) { return indexing.first; }
+int32_t single_dim(const Indexing& indexing) {
+  return indexing.first;
+}
 
 // aten::index.Tensor_out(self, indices, out)
 Result<Step> index_op(const Binder& binder) {
@@ -439,20 +441,17 @@ Result<Step> scatter_value(const Binder& binder) {
 }
 
 constexpr OpEntry kOps[] = {
-    {"aten::embedding.out", embedding},
-    {"aten::index_select.out", index_select},
-    {"aten::index.Tensor_out", index_op},
-    {"aten::index_put.out", index_put<4>},
-    {"aten::index_put_", index_put<0>},
-    {"aten::index_copy.out", index_copy_op},
-    {"aten::gather.out", gather_op},
-    {"aten::scatter.src_out", scatter<false>},
-    {"aten::scatter_add.out", scatter<true>},
-    {"aten::scatter.value_out", scatter_value},
+    {"aten::embedding.out", embedding},       {"aten::index_select.out", index_select},
+    {"aten::index.Tensor_out", index_op},     {"aten::index_put.out", index_put<4>},
+    {"aten::index_put_", index_put<0>},       {"aten::index_copy.out", index_copy_op},
+    {"aten::gather.out", gather_op},          {"aten::scatter.src_out", scatter<false>},
+    {"aten::scatter_add.out", scatter<true>}, {"aten::scatter.value_out", scatter_value},
 };
 
 }  // namespace
 
-std::span<const OpEntry> index_ops() { return kOps; }
+std::span<const OpEntry> index_ops() {
+  return kOps;
+}
 
 }  // namespace flexpte

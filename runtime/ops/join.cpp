@@ -129,8 +129,7 @@ Result<Step> split_copy(const Binder& binder) {
   FLEXPTE_ASSIGN(const int32_t dim, binder.wrap_dim(dim_arg, binder.rank(x)));
   if (binder.rank(x) == 0) return Status(Code::kInvalidProgram, "splits a tensor of rank 0");
   return Step([=](const Frame& frame) {
-    return split(frame, x, dim, outs,
-                 [&](size_t, int64_t left) { return std::min(frame.integer(length), left); });
+    return split(frame, x, dim, outs, [&](size_t, int64_t left) { return std::min(frame.integer(length), left); });
   });
 }
 
@@ -196,7 +195,7 @@ Result<Step> constant_pad(const Binder& binder) {
     copy_part(frame, fill, target);
     for (int32_t d = 0; d < source.rank; ++d) {
       const int64_t left = before[static_cast<size_t>(d)];
-      const int64_t begin = std::max<int64_t>(left, 0);                           // in out
+      const int64_t begin = std::max<int64_t>(left, 0);  // in out
       const int64_t end = std::min(left + source.size(d), target.size(d));
       const int64_t length = std::max<int64_t>(end - begin, 0);
       source = narrowed(source, d, begin - left, length);
@@ -240,6 +239,8 @@ constexpr OpEntry kOps[] = {
 
 }  // namespace
 
-std::span<const OpEntry> join_ops() { return kOps; }
+std::span<const OpEntry> join_ops() {
+  return kOps;
+}
 
 }  // namespace flexpte

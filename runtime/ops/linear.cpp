@@ -12,7 +12,9 @@ bool is_transposed_weight(const TensorView& b) {
 }
 
 // x's leading dimensions collapse to one with rows of stride 1.
-bool has_rows(const TensorView& x) { return x.is_contiguous(); }
+bool has_rows(const TensorView& x) {
+  return x.is_contiguous();
+}
 
 TensorView transposed(const TensorView& b) {
   constexpr std::array<int32_t, 2> kDims = {1, 0};
@@ -81,12 +83,13 @@ Result<Step> addmm(const Binder& binder) {
   FLEXPTE_TRY(binder.expect_same_dtype(self, out));
   ask_workspace(binder, a, b);
   // The product lands in `out` first, then the rest is added in place.
-  FLEXPTE_ASSIGN(const Step add, bind_elementwise(binder, {0, 5}, 5, [=](ExpressionBuilder& e, std::span<const Node> x)
-                                                                         -> Result<Node> {
-    const Node product = e.arithmetic(ExprOp::kMul, x[1], e.constant(alpha));
-    if (beta == 0.0) return product;  // as in ATen, a NaN in self is then ignored
-    return e.arithmetic(ExprOp::kAdd, e.arithmetic(ExprOp::kMul, x[0], e.constant(beta)), product);
-  }));
+  FLEXPTE_ASSIGN(
+      const Step add,
+      bind_elementwise(binder, {0, 5}, 5, [=](ExpressionBuilder& e, std::span<const Node> x) -> Result<Node> {
+        const Node product = e.arithmetic(ExprOp::kMul, x[1], e.constant(alpha));
+        if (beta == 0.0) return product;  // as in ATen, a NaN in self is then ignored
+        return e.arithmetic(ExprOp::kAdd, e.arithmetic(ExprOp::kMul, x[0], e.constant(beta)), product);
+      }));
   const bool may_fuse = alpha == 1.0 && beta == 1.0 && binder.rank(self) == 1;
   return Step([=](const Frame& frame) -> Status {
     const TensorView& bias = frame.tensor(self);
@@ -118,8 +121,8 @@ Result<Step> linear_op(const Binder& binder) {
   const TensorView& upper = binder.upper(x);
   const TensorView& w = binder.upper(weight);
   const int64_t k = std::max<int64_t>(upper.size(upper.rank - 1), 1);
-  binder.workspace(linear_workspace_bytes(upper.num_elements() / k, w.size(0), w.size(1), w.dtype,
-                                          binder.num_threads()));
+  binder.workspace(
+      linear_workspace_bytes(upper.num_elements() / k, w.size(0), w.size(1), w.dtype, binder.num_threads()));
   return Step([=](const Frame& frame) -> Status {
     const TensorView& in = frame.tensor(x);
     const TensorView& matrix = frame.tensor(weight);
@@ -149,6 +152,8 @@ constexpr OpEntry kOps[] = {
 
 }  // namespace
 
-std::span<const OpEntry> linear_ops() { return kOps; }
+std::span<const OpEntry> linear_ops() {
+  return kOps;
+}
 
 }  // namespace flexpte

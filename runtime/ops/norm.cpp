@@ -168,6 +168,8 @@ constexpr OpEntry kOps[] = {
 
 }  // namespace
 
-std::span<const OpEntry> norm_ops() { return kOps; }
+std::span<const OpEntry> norm_ops() {
+  return kOps;
+}
 
 }  // namespace flexpte

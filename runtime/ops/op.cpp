@@ -5,7 +5,9 @@
 namespace flexpte {
 namespace {
 
-Status bad(std::string message) { return {Code::kInvalidProgram, std::move(message)}; }
+Status bad(std::string message) {
+  return {Code::kInvalidProgram, std::move(message)};
+}
 
 }  // namespace
 
@@ -53,8 +55,8 @@ Result<int32_t> Binder::of_kind(size_t arg, ValueKind kind) const {
   FLEXPTE_TRY(expect_args(arg + 1));
   const int32_t id = args_[arg];
   if (info(id).initial.kind != kind) {
-    return bad("argument " + std::to_string(arg) + " is of kind " +
-               std::string(kind_name(info(id).initial.kind)) + ", expected " + std::string(kind_name(kind)));
+    return bad("argument " + std::to_string(arg) + " is of kind " + std::string(kind_name(info(id).initial.kind)) +
+               ", expected " + std::string(kind_name(kind)));
   }
   return id;
 }
@@ -63,7 +65,9 @@ bool Binder::is_none(size_t arg) const {
   return arg < args_.size() && info(args_[arg]).initial.kind == ValueKind::kNone;
 }
 
-Result<int32_t> Binder::tensor(size_t arg) const { return of_kind(arg, ValueKind::kTensor); }
+Result<int32_t> Binder::tensor(size_t arg) const {
+  return of_kind(arg, ValueKind::kTensor);
+}
 
 Result<int32_t> Binder::out(size_t arg) const {
   FLEXPTE_ASSIGN(const int32_t id, tensor(arg));
@@ -73,7 +77,9 @@ Result<int32_t> Binder::out(size_t arg) const {
   return id;
 }
 
-Result<int32_t> Binder::optional_tensor(size_t arg) const { return is_none(arg) ? Result<int32_t>(-1) : tensor(arg); }
+Result<int32_t> Binder::optional_tensor(size_t arg) const {
+  return is_none(arg) ? Result<int32_t>(-1) : tensor(arg);
+}
 
 Result<Scalar> Binder::scalar(size_t arg) const {
   FLEXPTE_TRY(expect_args(arg + 1));
@@ -178,33 +184,31 @@ Result<int32_t> Binder::wrap_dim(int64_t dim, int32_t rank) const {
 
 Status Binder::expect_dtype(int32_t id, DType dtype, std::string_view what) const {
   if (this->dtype(id) == dtype) return Status::ok();
-  return {Code::kUnsupported, std::string(what) + " is " + std::string(dtype_name(this->dtype(id))) +
-                                  ", expected " + std::string(dtype_name(dtype))};
+  return {Code::kUnsupported, std::string(what) + " is " + std::string(dtype_name(this->dtype(id))) + ", expected " +
+                                  std::string(dtype_name(dtype))};
 }
 
 Status Binder::expect_same_dtype(int32_t a, int32_t b) const {
   if (dtype(a) == dtype(b)) return Status::ok();
-  return bad("the tensors are " + std::string(dtype_name(dtype(a))) + " and " +
-             std::string(dtype_name(dtype(b))) + ", expected one dtype");
+  return bad("the tensors are " + std::string(dtype_name(dtype(a))) + " and " + std::string(dtype_name(dtype(b))) +
+             ", expected one dtype");
 }
 
 Status Binder::expect_floating(int32_t id, std::string_view what) const {
   const DType type = dtype(id);
   if (type == DType::kF32 || type == DType::kF16 || type == DType::kBF16) return Status::ok();
-  return {Code::kUnsupported, std::string(what) + " is " + std::string(dtype_name(type)) +
-                                  "; float32, float16 and bfloat16 are supported"};
+  return {Code::kUnsupported,
+          std::string(what) + " is " + std::string(dtype_name(type)) + "; float32, float16 and bfloat16 are supported"};
 }
 
 Status Binder::expect_index(int32_t id) const {
   if (dtype(id) == DType::kI64 || dtype(id) == DType::kI32) return Status::ok();
-  return {Code::kUnsupported, "an index is " + std::string(dtype_name(dtype(id))) +
-                                  "; int64 and int32 are supported"};
+  return {Code::kUnsupported, "an index is " + std::string(dtype_name(dtype(id))) + "; int64 and int32 are supported"};
 }
 
 Status Binder::expect_rank(int32_t id, int32_t rank, std::string_view what) const {
   if (this->rank(id) == rank) return Status::ok();
-  return bad(std::string(what) + " has rank " + std::to_string(this->rank(id)) + ", expected " +
-             std::to_string(rank));
+  return bad(std::string(what) + " has rank " + std::to_string(this->rank(id)) + ", expected " + std::to_string(rank));
 }
 
 bool broadcast(SizeList& joined, Sizes sizes) {

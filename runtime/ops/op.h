@@ -61,8 +61,7 @@ struct Scalar {
 // The arguments of one call of an operator, while it is bound.
 class Binder {
  public:
-  Binder(std::span<ValueInfo> values, std::span<const int32_t> args, const ThreadPool& pool,
-         size_t& workspace_bytes)
+  Binder(std::span<ValueInfo> values, std::span<const int32_t> args, const ThreadPool& pool, size_t& workspace_bytes)
       : values_(values), args_(args), pool_(pool), workspace_bytes_(workspace_bytes) {}
 
   size_t num_args() const { return args_.size(); }
@@ -74,14 +73,14 @@ class Binder {
   Result<int32_t> out(size_t arg) const;              // a tensor that may be written
   Result<int32_t> optional_tensor(size_t arg) const;  // -1 for none
   Result<Scalar> scalar(size_t arg) const;
-  Result<int32_t> integer(size_t arg) const;          // an int read at each run
+  Result<int32_t> integer(size_t arg) const;           // an int read at each run
   Result<int32_t> optional_integer(size_t arg) const;  // -1 for none
   Result<int32_t> scalar_out(size_t arg) const;        // an int, bool or float to be written
   Result<int64_t> fixed_integer(size_t arg) const;
   Result<double> fixed_real(size_t arg) const;
   Result<bool> fixed_bool(size_t arg) const;
-  Result<std::string_view> optional_text(size_t arg) const;    // empty for none
-  Result<std::vector<int32_t>> integers(size_t arg) const;     // ints read at each run
+  Result<std::string_view> optional_text(size_t arg) const;       // empty for none
+  Result<std::vector<int32_t>> integers(size_t arg) const;        // ints read at each run
   Result<std::vector<int64_t>> fixed_integers(size_t arg) const;  // empty for none
   Result<std::vector<int32_t>> tensors(size_t arg) const;
   Result<std::vector<int32_t>> optional_tensors(size_t arg) const;
@@ -139,9 +138,13 @@ BindOp find_op(std::string_view name);
 
 // --- Helpers of steps.
 
-inline Status invalid(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
+inline Status invalid(std::string message) {
+  return {Code::kInvalidArgument, std::move(message)};
+}
 
-inline Sizes sizes_of(const TensorView& view) { return {view.sizes.data(), static_cast<size_t>(view.rank)}; }
+inline Sizes sizes_of(const TensorView& view) {
+  return {view.sizes.data(), static_cast<size_t>(view.rank)};
+}
 std::string sizes_string(Sizes sizes);
 
 // Sizes under construction, without allocation.

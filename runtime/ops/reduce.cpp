@@ -85,7 +85,8 @@ Result<Step> reduce_step(const Binder& binder, ReduceOp op, int32_t x, std::span
   if (op == ReduceOp::kMean && !is_floating(binder.dtype(x))) {
     return Status(Code::kInvalidProgram, "is the mean of " + std::string(dtype_name(binder.dtype(x))));
   }
-  if (op == ReduceOp::kArgMax || op == ReduceOp::kArgMin) FLEXPTE_TRY(binder.expect_dtype(out, DType::kI64, "the index"));
+  if (op == ReduceOp::kArgMax || op == ReduceOp::kArgMin)
+    FLEXPTE_TRY(binder.expect_dtype(out, DType::kI64, "the index"));
   return Step([=](const Frame& frame) { return run_reduce(frame, op, plan, x, out); });
 }
 
@@ -180,9 +181,8 @@ Result<Step> variance_step(const Binder& binder, int32_t x, std::span<const int6
         for_each_row(in, target, [&](int64_t begin, int64_t to) {
           double mean = 0.0;
           double squares = 0.0;
-          for_each_row(inner, inner, [&](int64_t at, int64_t) {
-            mean += static_cast<double>(widen(in.as<In>()[begin + at]));
-          });
+          for_each_row(inner, inner,
+                       [&](int64_t at, int64_t) { mean += static_cast<double>(widen(in.as<In>()[begin + at])); });
           mean /= count;
           for_each_row(inner, inner, [&](int64_t at, int64_t) {
             const double d = static_cast<double>(widen(in.as<In>()[begin + at])) - mean;
@@ -347,6 +347,8 @@ constexpr OpEntry kOps[] = {
 
 }  // namespace
 
-std::span<const OpEntry> reduce_ops() { return kOps; }
+std::span<const OpEntry> reduce_ops() {
+  return kOps;
+}
 
 }  // namespace flexpte

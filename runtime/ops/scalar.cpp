@@ -1,7 +1,8 @@
 // Arithmetic on numbers: symbolic sizes, loop counters and conditions.
+#include "runtime/kernels/scalar.h"
+
 #include <cmath>
 
-#include "runtime/kernels/scalar.h"
 #include "runtime/ops/op.h"
 
 namespace flexpte {
@@ -25,7 +26,9 @@ void store(Value& value, int64_t number) {
 }
 
 // Wraps around instead of overflowing.
-int64_t wrapping(uint64_t value) { return static_cast<int64_t>(value); }
+int64_t wrapping(uint64_t value) {
+  return static_cast<int64_t>(value);
+}
 
 struct Add {
   static int64_t of(int64_t a, int64_t b) { return wrapping(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); }
@@ -91,7 +94,7 @@ Result<Step> division(const Binder& binder) {
     if (floating) {
       const double quotient = a.read_real(frame) / b.read_real(frame);
       const double floored = std::floor(quotient);
-      store(frame[out], kDivision == Division::kTrue      ? quotient
+      store(frame[out], kDivision == Division::kTrue    ? quotient
                         : kDivision == Division::kFloor ? floored
                                                         : a.read_real(frame) - floored * b.read_real(frame));
       return Status::ok();
@@ -111,9 +114,15 @@ Result<Step> division(const Binder& binder) {
   });
 }
 
-double identity(double x) { return x; }
-double negate(double x) { return -x; }
-double round_even(double x) { return std::nearbyint(x); }
+double identity(double x) {
+  return x;
+}
+double negate(double x) {
+  return -x;
+}
+double round_even(double x) {
+  return std::nearbyint(x);
+}
 
 // executorch_prim::<op>.Scalar(a, out)
 template <double (*kFunction)(double)>
@@ -232,6 +241,8 @@ constexpr OpEntry kOps[] = {
 
 }  // namespace
 
-std::span<const OpEntry> scalar_ops() { return kOps; }
+std::span<const OpEntry> scalar_ops() {
+  return kOps;
+}
 
 }  // namespace flexpte

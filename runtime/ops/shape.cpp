@@ -39,8 +39,8 @@ Result<Step> copy_op(const Binder& binder) {
 
 // A transposed constant becomes a strided view of it, at no cost, where only matrix products read it.
 bool may_alias(const Binder& binder, int32_t x, int32_t out) {
-  return binder.info(x).storage == Storage::kConstant && binder.dtype(x) == binder.dtype(out) &&
-         binder.rank(x) == 2 && binder.info(out).only_multiplied;
+  return binder.info(x).storage == Storage::kConstant && binder.dtype(x) == binder.dtype(out) && binder.rank(x) == 2 &&
+         binder.info(out).only_multiplied;
 }
 
 Result<Step> permute(const Binder& binder, int32_t x, std::vector<int32_t> dims, int32_t out) {
@@ -332,8 +332,8 @@ Result<TensorView> selected(const Frame& frame, const TensorView& x, int32_t dim
   const int64_t size = x.size(dim);
   const int64_t index = frame.integer(index_id);
   if (index < -size || index >= size) {
-    return Status(Code::kOutOfRange, "index " + std::to_string(index) + " of a dimension of size " +
-                                         std::to_string(size));
+    return Status(Code::kOutOfRange,
+                  "index " + std::to_string(index) + " of a dimension of size " + std::to_string(size));
   }
   return select(x, dim, index < 0 ? index + size : index);
 }
@@ -418,6 +418,8 @@ constexpr OpEntry kOps[] = {
 
 }  // namespace
 
-std::span<const OpEntry> shape_ops() { return kOps; }
+std::span<const OpEntry> shape_ops() {
+  return kOps;
+}
 
 }  // namespace flexpte

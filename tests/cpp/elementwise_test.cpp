@@ -41,8 +41,8 @@ Status run(const Expression& expression, const std::vector<TensorView>& inputs, 
            const ThreadPool& pool, std::vector<int64_t> scalars = {}, std::vector<TensorView> captures = {}) {
   std::vector<int> ranks;
   for (const TensorView& view : captures) ranks.push_back(view.rank);
-  const auto program = TileProgram::compile(expression, static_cast<int>(inputs.size()),
-                                            static_cast<int>(scalars.size()), ranks);
+  const auto program =
+      TileProgram::compile(expression, static_cast<int>(inputs.size()), static_cast<int>(scalars.size()), ranks);
   if (!program.is_ok()) return program.status();
   Workspace workspace(elementwise_workspace_bytes(*program, pool.num_threads()));
   return elementwise(*program, inputs, scalars, captures, out, pool, workspace.span);
@@ -97,8 +97,7 @@ TEST(Elementwise, AnyLayoutsAndTypesAgreeWithTheInterpreter) {
     }
     const Tensor out = layout(dtypes[pick(10)], sizes, random, false);
     Builder b;
-    const int32_t x = b.add(ExprOp::kInput, DType::kF32, {}, 0),
-                  y = b.add(ExprOp::kInput, DType::kF32, {}, 1);
+    const int32_t x = b.add(ExprOp::kInput, DType::kF32, {}, 0), y = b.add(ExprOp::kInput, DType::kF32, {}, 1);
     const int32_t i = b.add(ExprOp::kInput, DType::kI64, {}, 2);
     const int32_t scaled = b.add(ExprOp::kMul, DType::kF32, {y, b.constant(0.5)});
     switch (seed % 5) {
@@ -129,13 +128,11 @@ TEST(Elementwise, AnyLayoutsAndTypesAgreeWithTheInterpreter) {
         env.inputs.push_back(reference::as_type(reference::read(views[k], offset_of(views[k], n)), types[k]));
       }
       const Value v = reference::evaluate(b.expression, env);
-      reference::write(
-          expected.view, 0,
-          type == DType::kF32 ? reference::Element{true, 0, v.f} : reference::Element{false, v.i, 0});
-      const auto want = reference::read(expected.view, 0),
-                 got = reference::read(out.view, offset_of(out.view, n));
-      ASSERT_TRUE(want.i == got.i && want.f == got.f) << "element " << n << ": got " << got.i << " / "
-                                                      << got.f << ", expected " << want.i << " / " << want.f;
+      reference::write(expected.view, 0,
+                       type == DType::kF32 ? reference::Element{true, 0, v.f} : reference::Element{false, v.i, 0});
+      const auto want = reference::read(expected.view, 0), got = reference::read(out.view, offset_of(out.view, n));
+      ASSERT_TRUE(want.i == got.i && want.f == got.f)
+          << "element " << n << ": got " << got.i << " / " << got.f << ", expected " << want.i << " / " << want.f;
     }
   }
 }
@@ -175,8 +172,7 @@ TEST(Elementwise, ScalarsAndCapturesAreRead) {
   b.add(ExprOp::kAdd, DType::kF32,
         {loaded, b.add(ExprOp::kCast, DType::kF32, {b.add(ExprOp::kScalar, DType::kI64, {}, 0)})});
   ASSERT_TRUE(run(b.expression, {index.view}, out.view, pool, {100}, {table.view}).is_ok());
-  for (int64_t i = 0; i < 40; ++i)
-    EXPECT_EQ(reference::read(out.view, i).f, 100.0 + static_cast<double>(i % 20));
+  for (int64_t i = 0; i < 40; ++i) EXPECT_EQ(reference::read(out.view, i).f, 100.0 + static_cast<double>(i % 20));
   reference::write(index.view, 7, {false, 20, 0});
   EXPECT_EQ(run(b.expression, {index.view}, out.view, pool, {100}, {table.view}).code(), Code::kOutOfRange);
 }

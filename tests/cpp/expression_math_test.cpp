@@ -130,8 +130,7 @@ TEST(ExpressionMath, SpecialValuesAreThoseOfTheLibrary) {
     const std::vector<float> y = apply(f.op, x);
     for (size_t i = 0; i < x.size(); ++i) {
       const double exact = f.exact(x[i]);
-      EXPECT_LE(error_ulp(y[i], exact), 3.0)
-          << f.name << " of " << x[i] << ": " << y[i] << ", expected " << exact;
+      EXPECT_LE(error_ulp(y[i], exact), 3.0) << f.name << " of " << x[i] << ": " << y[i] << ", expected " << exact;
       if (exact == 0.0 && f.op != ExprOp::kSigmoid) {
         EXPECT_EQ(std::signbit(y[i]), std::signbit(exact)) << f.name << " of " << x[i];
       }

@@ -87,8 +87,7 @@ inline float half_value(uint16_t bits) {
   const int exponent = (bits >> 10) & 31, fraction = bits & 1023;
   double magnitude = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
   if (exponent == 31) {
-    magnitude =
-        fraction == 0 ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
+    magnitude = fraction == 0 ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
   }
   return static_cast<float>((bits & 0x8000) != 0 ? -magnitude : magnitude);
 }
@@ -431,8 +430,7 @@ inline Value evaluate(const Expression& expression, const Environment& env, bool
         break;
       }
       case ExprOp::kCast:
-        v = as_type(arg_type(0) == DType::kF32 ? Element{true, 0, arg(0).f} : Element{false, arg(0).i, 0},
-                    n.type);
+        v = as_type(arg_type(0) == DType::kF32 ? Element{true, 0, arg(0).f} : Element{false, arg(0).i, 0}, n.type);
         break;
       case ExprOp::kRoundTo:
         if (n.round_to == DType::kF16) {

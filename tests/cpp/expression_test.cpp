@@ -18,8 +18,7 @@ using reference::Value;
 
 // 64-byte aligned workspace of exactly the size asked for, filled with noise.
 struct Workspace {
-  explicit Workspace(size_t size)
-      : bytes(new (std::align_val_t{64}) std::byte[std::max<size_t>(size, 1)]), size(size) {
+  explicit Workspace(size_t size) : bytes(new (std::align_val_t{64}) std::byte[std::max<size_t>(size, 1)]), size(size) {
     std::memset(bytes, 0xa5, size);
   }
   ~Workspace() { ::operator delete[](bytes, std::align_val_t{64}); }
@@ -76,8 +75,8 @@ void expect_tile(const Expression& expression, const Environment& base, int64_t 
       const Value expected = reference::evaluate(expression, env, &expect_outside);
       const Value got = lane(tile, r, c);
       if (tile.type == DType::kF32 ? !same(got.f, expected.f) : got.i != expected.i) {
-        FAIL() << "lane (" << r << ", " << c << "): got " << got.i << " / " << got.f << ", expected "
-               << expected.i << " / " << expected.f;
+        FAIL() << "lane (" << r << ", " << c << "): got " << got.i << " / " << got.f << ", expected " << expected.i
+               << " / " << expected.f;
       }
     }
   }
@@ -105,8 +104,7 @@ class Generator {
     if (type == DType::kF32) {
       if (pick(2) == 0) return b.add(ExprOp::kScore, type);
       using Limits = std::numeric_limits<double>;
-      constexpr double values[] = {
-          0.0, -0.0, 1.5, -2.25, 1e30, 3.0e9, Limits::infinity(), Limits::quiet_NaN(), 0.1};
+      constexpr double values[] = {0.0, -0.0, 1.5, -2.25, 1e30, 3.0e9, Limits::infinity(), Limits::quiet_NaN(), 0.1};
       return b.constant(values[pick(9)]);
     }
     if (type == DType::kBool) return b.constant(type, pick(2));
@@ -140,8 +138,8 @@ class Generator {
         b.add(ExprOp::kWhere, type, {any(DType::kBool), any(type), any(type)});
         return;
       case 2:
-        b.add(op_of({ExprOp::kEq, ExprOp::kNe, ExprOp::kLt, ExprOp::kLe, ExprOp::kGt, ExprOp::kGe,
-                     ExprOp::kLogicalAnd, ExprOp::kLogicalOr, ExprOp::kLogicalXor}),
+        b.add(op_of({ExprOp::kEq, ExprOp::kNe, ExprOp::kLt, ExprOp::kLe, ExprOp::kGt, ExprOp::kGe, ExprOp::kLogicalAnd,
+                     ExprOp::kLogicalOr, ExprOp::kLogicalXor}),
               DType::kBool, {any(type), any(type)});
         return;
       case 3: {
@@ -172,13 +170,12 @@ class Generator {
       }
     } else if (type == DType::kF32) {
       if (pick(2) == 0) {
-        b.add(op_of({ExprOp::kNeg, ExprOp::kAbs, ExprOp::kSign, ExprOp::kReciprocal, ExprOp::kSquare,
-                     ExprOp::kRelu, ExprOp::kSqrt, ExprOp::kFloor, ExprOp::kCeil, ExprOp::kRound,
-                     ExprOp::kTrunc}),
+        b.add(op_of({ExprOp::kNeg, ExprOp::kAbs, ExprOp::kSign, ExprOp::kReciprocal, ExprOp::kSquare, ExprOp::kRelu,
+                     ExprOp::kSqrt, ExprOp::kFloor, ExprOp::kCeil, ExprOp::kRound, ExprOp::kTrunc}),
               type, {any(type)});
       } else {
-        b.add(op_of({ExprOp::kAdd, ExprOp::kSub, ExprOp::kMul, ExprOp::kDiv, ExprOp::kMin, ExprOp::kMax,
-                     ExprOp::kFmod, ExprOp::kRemainder, ExprOp::kTruncDiv}),
+        b.add(op_of({ExprOp::kAdd, ExprOp::kSub, ExprOp::kMul, ExprOp::kDiv, ExprOp::kMin, ExprOp::kMax, ExprOp::kFmod,
+                     ExprOp::kRemainder, ExprOp::kTruncDiv}),
               type, {any(type), any(type)});
       }
     } else if (pick(4) == 0) {
@@ -186,9 +183,9 @@ class Generator {
                    ExprOp::kRound}),
             type, {any(type)});
     } else {
-      b.add(op_of({ExprOp::kAdd, ExprOp::kSub, ExprOp::kMul, ExprOp::kFloorDiv, ExprOp::kRemainder,
-                   ExprOp::kFmod, ExprOp::kTruncDiv, ExprOp::kMin, ExprOp::kMax, ExprOp::kBitAnd,
-                   ExprOp::kBitOr, ExprOp::kBitXor, ExprOp::kShiftLeft, ExprOp::kShiftRight}),
+      b.add(op_of({ExprOp::kAdd, ExprOp::kSub, ExprOp::kMul, ExprOp::kFloorDiv, ExprOp::kRemainder, ExprOp::kFmod,
+                   ExprOp::kTruncDiv, ExprOp::kMin, ExprOp::kMax, ExprOp::kBitAnd, ExprOp::kBitOr, ExprOp::kBitXor,
+                   ExprOp::kShiftLeft, ExprOp::kShiftRight}),
             type, {any(type), any(type)});
     }
   }
@@ -279,8 +276,7 @@ TEST(TileProgram, TheScoreItselfIsReturnedInPlace) {
 TEST(TileProgram, Int64IsExactAboveTwoToThe24) {
   Builder b;
   const int32_t big = b.constant(DType::kI64, (int64_t{1} << 53) + 1);
-  b.add(ExprOp::kSub, DType::kI64,
-        {b.add(ExprOp::kAdd, DType::kI64, {big, b.kv(DType::kI64)}), b.q(DType::kI64)});
+  b.add(ExprOp::kSub, DType::kI64, {b.add(ExprOp::kAdd, DType::kI64, {big, b.kv(DType::kI64)}), b.q(DType::kI64)});
   expect_tile(b.expression, {}, 9, 70);
 }
 
@@ -303,8 +299,8 @@ TEST(TileProgram, LoadsAlongRowsEqualGathers) {
                               0);
     const int32_t distance = b.add(ExprOp::kSub, DType::kI32, {b.q(), b.kv()});
     const int32_t wrapped = b.add(ExprOp::kLoad, type, {distance}, 1);
-    const int32_t moved = b.add(
-        ExprOp::kLoad, type, {b.add(ExprOp::kAdd, DType::kI32, {distance, b.constant(DType::kI32, 90)})}, 1);
+    const int32_t moved =
+        b.add(ExprOp::kLoad, type, {b.add(ExprOp::kAdd, DType::kI32, {distance, b.constant(DType::kI32, 90)})}, 1);
     b.add(ExprOp::kAdd, type, {b.add(ExprOp::kAdd, type, {all, wrapped}), moved});
     expect_tile(b.expression, env, 40, 77);
   }
@@ -356,10 +352,7 @@ TEST(TileProgram, MalformedExpressionsAreRefusedWithTheirNode) {
   has(message([](Builder&) {}), "no nodes");
   has(message([](Builder& b) { b.add(ExprOp::kNeg, DType::kI32, {0}); }), "node 0 (Neg) has argument 0");
   has(message([](Builder& b) { b.add(ExprOp::kAdd, DType::kI32, {b.q()}); }), "has 1 arguments; expected 2");
-  has(message([](Builder& b) {
-        b.add(ExprOp::kAdd, DType::kI32, {b.q(), b.q(DType::kI64)});
-      }),
-      "int32 and int64");
+  has(message([](Builder& b) { b.add(ExprOp::kAdd, DType::kI32, {b.q(), b.q(DType::kI64)}); }), "int32 and int64");
   has(message([](Builder& b) { b.add(ExprOp::kExp, DType::kI32, {b.q()}); }), "not defined for int32");
   has(message([](Builder& b) { b.add(ExprOp::kEq, DType::kI32, {b.q(), b.q()}); }), "expected bool");
   has(message([](Builder& b) { b.add(ExprOp::kWhere, DType::kI32, {b.q(), b.q(), b.q()}); }), "condition");

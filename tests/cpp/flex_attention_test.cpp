@@ -27,7 +27,8 @@ TEST(FlexAttention, MasksAtLengthsAroundTheTiles) {
 
 TEST(FlexAttention, MasksWithFewQueriesAndManyKeys) {
   for (const NamedMask& mask : kMasks) {
-    for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{1, 1000}, {3, 777}, {8, 130}, {40, 1000}, {150, 20}}) {
+    for (const auto& [queries, keys] :
+         {std::pair<int64_t, int64_t>{1, 1000}, {3, 777}, {8, 130}, {40, 1000}, {150, 20}}) {
       Problem p;
       p.shape.batch = 2;
       p.shape.num_heads = 6;
@@ -54,7 +55,8 @@ TEST(FlexAttention, EveryDtype) {
 }
 
 TEST(FlexAttention, HeadDimsGroupsAndStrides) {
-  const std::pair<int64_t, int64_t> dims[] = {{1, 1}, {3, 5}, {8, 17}, {31, 8}, {64, 64}, {94, 121}, {128, 32}, {600, 520}};
+  const std::pair<int64_t, int64_t> dims[] = {{1, 1},   {3, 5},    {8, 17},   {31, 8},
+                                              {64, 64}, {94, 121}, {128, 32}, {600, 520}};
   for (const auto& [key_dim, value_dim] : dims) {
     for (const int64_t group : {1, 3, 6}) {
       for (const int64_t queries : {1, 5, 70}) {

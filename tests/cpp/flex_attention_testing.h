@@ -131,7 +131,7 @@ struct Problem {
   DType dtype = DType::kF32;
   float scale = 0.25f;
   Mod mask, score;
-  MaskFn mask_fn;   // what decides, block lists included
+  MaskFn mask_fn;  // what decides, block lists included
   ScoreFn score_fn;
   std::shared_ptr<BlockLists> lists;
   bool poison_unseen = true;  // NaN in rows of K and V that no query sees
@@ -158,14 +158,12 @@ struct Operand {
     return b * view.stride(0) + h * view.stride(1) + l * view.stride(2) + d * view.stride(3);
   }
   void set(int64_t b, int64_t h, int64_t l, int64_t d, float value) {
-    with_float_type(view.dtype, [&](auto type) {
-      view.as<decltype(type)>()[at(b, h, l, d)] = convert<decltype(type)>(value);
-    });
+    with_float_type(view.dtype,
+                    [&](auto type) { view.as<decltype(type)>()[at(b, h, l, d)] = convert<decltype(type)>(value); });
   }
   double get(int64_t b, int64_t h, int64_t l, int64_t d) const {
-    return with_float_type(view.dtype, [&](auto type) {
-      return static_cast<double>(widen(view.as<decltype(type)>()[at(b, h, l, d)]));
-    });
+    return with_float_type(
+        view.dtype, [&](auto type) { return static_cast<double>(widen(view.as<decltype(type)>()[at(b, h, l, d)])); });
   }
   void fill(std::mt19937& random) {
     std::normal_distribution<float> normal;
@@ -294,8 +292,8 @@ struct Attention {
             }
           }
           const double log_sum_exp = sum == 0 ? -std::numeric_limits<double>::infinity() : max + std::log(sum);
-          const auto got_lse = static_cast<double>(
-              lse.data[static_cast<size_t>((b * s.num_heads + h) * s.num_queries + i)]);
+          const auto got_lse =
+              static_cast<double>(lse.data[static_cast<size_t>((b * s.num_heads + h) * s.num_queries + i)]);
           const double score_ulp = std::isfinite(max) ? std::abs(max) * 1.2e-7 : 0;
           const double bound = tolerance * (1 + magnitude) + 4 * score_ulp * magnitude;
           bool ok = sum == 0 ? got_lse == log_sum_exp : std::abs(got_lse - log_sum_exp) <= 4e-6 * (1 + std::abs(max));

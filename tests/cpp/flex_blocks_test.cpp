@@ -12,7 +12,9 @@
 namespace flexpte::testing {
 namespace {
 
-int64_t blocks_of(int64_t length, int64_t block) { return (length + block - 1) / block; }
+int64_t blocks_of(int64_t length, int64_t block) {
+  return (length + block - 1) / block;
+}
 
 // Random lists: each block of keys is absent, partial or full. Sets what the attention then means.
 void list_blocks(Problem& p, int64_t q_block, int64_t kv_block, int64_t batch, int64_t heads) {
@@ -20,7 +22,8 @@ void list_blocks(Problem& p, int64_t q_block, int64_t kv_block, int64_t batch, i
   const int64_t kv_blocks = blocks_of(p.shape.num_keys, kv_block);
   const int64_t rows = batch * heads * q_blocks;
   const std::vector<int32_t> unused(static_cast<size_t>(rows * kv_blocks), 1 << 30);  // never to be read
-  std::vector<int32_t> num[2] = {std::vector<int32_t>(static_cast<size_t>(rows)), std::vector<int32_t>(static_cast<size_t>(rows))};
+  std::vector<int32_t> num[2] = {std::vector<int32_t>(static_cast<size_t>(rows)),
+                                 std::vector<int32_t>(static_cast<size_t>(rows))};
   std::vector<int32_t> indices[2] = {unused, unused};
   std::vector<int> kinds(static_cast<size_t>(rows * kv_blocks), -1);  // 0 partial, 1 full
   std::mt19937 random(static_cast<unsigned>(q_block + kv_block));
@@ -52,7 +55,8 @@ void list_blocks(Problem& p, int64_t q_block, int64_t kv_block, int64_t batch, i
 }
 
 TEST(FlexBlocks, ListsDecideWithAndWithoutAMask) {
-  const std::pair<int64_t, int64_t> blocks[] = {{128, 128}, {16, 16}, {1, 64}, {64, 48}, {200, 5}, {int64_t{1} << 40, 32}};
+  const std::pair<int64_t, int64_t> blocks[] = {{128, 128}, {16, 16}, {1, 64},
+                                                {64, 48},   {200, 5}, {int64_t{1} << 40, 32}};
   for (const auto& [q_block, kv_block] : blocks) {
     for (const NamedMask& mask : kMasks) {
       for (const int64_t queries : {1, 6, 130}) {

@@ -95,15 +95,15 @@ struct NamedMask {
   Configure configure;
 };
 inline const NamedMask kMasks[] = {{"none", no_mask},
-                            {"causal", causal},
-                            {"sliding", sliding},
-                            {"prefix", prefix},
-                            {"sorted documents", documents<true>},
-                            {"mixed documents", documents<false>},
-                            {"head windows", head_windows},
-                            {"padding", padding},
-                            {"table", table},
-                            {"empty rows", empty_rows},
-                            {"nothing", nothing}};
+                                   {"causal", causal},
+                                   {"sliding", sliding},
+                                   {"prefix", prefix},
+                                   {"sorted documents", documents<true>},
+                                   {"mixed documents", documents<false>},
+                                   {"head windows", head_windows},
+                                   {"padding", padding},
+                                   {"table", table},
+                                   {"empty rows", empty_rows},
+                                   {"nothing", nothing}};
 
 }  // namespace flexpte::testing

@@ -63,8 +63,7 @@ TEST(Convert, NarrowFloatsRoundToNearestEven) {
       copy(out.view(), back.view(), pool);
       for (int64_t i = 0; i < n; ++i) {
         const double value = static_cast<double>(values[static_cast<size_t>(i)]);
-        const double want =
-            dtype == DType::kF16 ? nearest(value, 10, -14, 65536) : nearest(value, 7, -126, 0x1p128);
+        const double want = dtype == DType::kF16 ? nearest(value, 10, -14, 65536) : nearest(value, 7, -126, 0x1p128);
         if (std::isnan(want)) {
           ASSERT_TRUE(std::isnan(out.get(i)));
           ASSERT_TRUE(std::isnan(back.get(i)));
@@ -99,8 +98,7 @@ TEST(Copy, EveryPairOfTypesAndAnyStrides) {
   for (int s = 0; s < kNumDTypes; ++s) {
     for (int t = 0; t < kNumDTypes; ++t) {
       for (const bool permuted : {false, true}) {
-        Tensor x(static_cast<DType>(s), {3, 5, 7},
-                 permuted ? std::vector<int64_t>{1, 3, 15} : std::vector<int64_t>{});
+        Tensor x(static_cast<DType>(s), {3, 5, 7}, permuted ? std::vector<int64_t>{1, 3, 15} : std::vector<int64_t>{});
         Tensor out(static_cast<DType>(t), {3, 5, 7}, {100, 10, 1});
         for (int64_t i = 0; i < x.num_elements(); ++i) x.set(i, static_cast<double>(i % 100));
         copy(x.view(), out.view(), pool);
@@ -133,8 +131,7 @@ TEST(Copy, BroadcastsScalarsAndEmpties) {
 TEST(Copy, LargeContiguousIsExactBitForBit) {
   const ThreadPool pool(3);
   Tensor x(DType::kF32, {100003}), out(DType::kF32, {100003});
-  for (int64_t i = 0; i < x.num_elements(); ++i)
-    x.view().as<uint32_t>()[i] = static_cast<uint32_t>(i * 42949);
+  for (int64_t i = 0; i < x.num_elements(); ++i) x.view().as<uint32_t>()[i] = static_cast<uint32_t>(i * 42949);
   copy(x.view(), out.view(), pool);
   EXPECT_EQ(x.bytes(), out.bytes());
 }
@@ -209,8 +206,7 @@ TEST(Gather, OutOfRangeIsFoundBeforeAnythingIsWritten) {
     index.fill({0, bad});
     const Status status = gather(source.view(), 0, index.view(), out.view(), pool);
     EXPECT_EQ(status.code(), Code::kOutOfRange);
-    EXPECT_NE(status.message().find(std::to_string(static_cast<int64_t>(bad))), std::string::npos)
-        << status.message();
+    EXPECT_NE(status.message().find(std::to_string(static_cast<int64_t>(bad))), std::string::npos) << status.message();
     EXPECT_NE(status.message().find("size 3"), std::string::npos) << status.message();
     for (const std::byte b : out.bytes()) ASSERT_EQ(b, std::byte{0xFF});
   }

@@ -27,21 +27,19 @@ void expect_close(const Tensor& got, int64_t i, double want, double tolerance, c
   } else if (std::isinf(want)) {
     ASSERT_EQ(value, want) << what << " element " << i;
   } else {
-    ASSERT_LE(std::abs(value - want), tolerance)
-        << what << " element " << i << ": " << value << " not " << want;
+    ASSERT_LE(std::abs(value - want), tolerance) << what << " element " << i << ": " << value << " not " << want;
   }
 }
 
 // A sum of k products is off by at most about k roundings of each product; the result is rounded once.
 double product_tolerance(double sum_of_magnitudes, double value, int64_t k, DType out) {
-  return sum_of_magnitudes * static_cast<double>(k + 2) * 0x1p-24 + std::abs(value) * rounding(out) * 1.01 +
-         1e-7;
+  return sum_of_magnitudes * static_cast<double>(k + 2) * 0x1p-24 + std::abs(value) * rounding(out) * 1.01 + 1e-7;
 }
 
-void check_linear(int64_t m, int64_t n, int64_t k, DType x_dtype, DType w_dtype, DType out_dtype,
-                  bool has_bias, const ThreadPool& pool) {
-  const std::string what = "m " + std::to_string(m) + " n " + std::to_string(n) + " k " + std::to_string(k) +
-                           " " + std::string(dtype_name(x_dtype)) + " " + std::string(dtype_name(w_dtype));
+void check_linear(int64_t m, int64_t n, int64_t k, DType x_dtype, DType w_dtype, DType out_dtype, bool has_bias,
+                  const ThreadPool& pool) {
+  const std::string what = "m " + std::to_string(m) + " n " + std::to_string(n) + " k " + std::to_string(k) + " " +
+                           std::string(dtype_name(x_dtype)) + " " + std::string(dtype_name(w_dtype));
   // Rows of x and out lie apart; what is between them is NaN and must stay.
   Tensor x(x_dtype, {m, k}, {k + 5, 1});
   Tensor w(w_dtype, {n, k});
@@ -254,13 +252,12 @@ TEST(Norm, MatchesFloat64) {
             for (int64_t i = 0; i < size; ++i)
               variance += std::pow(x.get(row * size + i) - mean, 2) / static_cast<double>(size);
             for (int64_t i = 0; i < size; ++i) {
-              const double unit =
-                  (x.get(row * size + i) - mean) / std::sqrt(variance + static_cast<double>(eps));
+              const double unit = (x.get(row * size + i) - mean) / std::sqrt(variance + static_cast<double>(eps));
               const double scaled = unit * (w ? weight.get(i) : 1);
               const double want = scaled + (b ? bias.get(i) : 0);
               // The mean of one element cancels exactly, of more to about a rounding of x.
-              expect_close(out, row * size + i, want,
-                           1e-5 * (std::abs(scaled) + 1) + std::abs(want) * rounding(dtype), "norm");
+              expect_close(out, row * size + i, want, 1e-5 * (std::abs(scaled) + 1) + std::abs(want) * rounding(dtype),
+                           "norm");
               if (HasFatalFailure()) return;
             }
           }
@@ -300,8 +297,7 @@ TEST(Softmax, MatchesFloat64) {
               const double shifted = x.get(row * size + i) - max;
               const double want = log ? shifted - std::log(sum) : std::exp(shifted) / sum;
               expect_close(out, row * size + i, want,
-                           3e-6 * (1 + std::abs(want)) + std::abs(want) * rounding(dtype) + 0x1p-25,
-                           "softmax");
+                           3e-6 * (1 + std::abs(want)) + std::abs(want) * rounding(dtype) + 0x1p-25, "softmax");
               if (HasFatalFailure()) return;
             }
           }
@@ -381,9 +377,9 @@ TEST(Reduce, MatchesPlainLoopsForEveryOpDtypeAndStride) {
             double want = reduce_plainly(op, values);
             // A product of 120 small integers is 0 or wraps: compared modulo 2^64 by its zero only.
             if (op == ReduceOp::kProd && std::abs(want) > 1e15) continue;
-            expect_close(out, i, want, 1e-6 + std::abs(want) * (1e-6 + rounding(out_dtype)),
-                         "op " + std::to_string(o) + " " + std::string(dtype_name(dtype)) + " dims " +
-                             std::to_string(num_dims));
+            expect_close(
+                out, i, want, 1e-6 + std::abs(want) * (1e-6 + rounding(out_dtype)),
+                "op " + std::to_string(o) + " " + std::string(dtype_name(dtype)) + " dims " + std::to_string(num_dims));
             if (HasFatalFailure()) return;
           }
         }

@@ -41,17 +41,16 @@ class Tensor {
 
   // Element number i in row-major order.
   double get(int64_t i) const {
-    return with_storage_type(view_.dtype, [&](auto tag) {
-      return static_cast<double>(widen(view_.as<decltype(tag)>()[offset(i)]));
-    });
+    return with_storage_type(
+        view_.dtype, [&](auto tag) { return static_cast<double>(widen(view_.as<decltype(tag)>()[offset(i)])); });
   }
   void set(int64_t i, double value) {
-    with_storage_type(
-        view_.dtype, [&](auto tag) { view_.as<decltype(tag)>()[offset(i)] = convert<decltype(tag)>(value); });
+    with_storage_type(view_.dtype,
+                      [&](auto tag) { view_.as<decltype(tag)>()[offset(i)] = convert<decltype(tag)>(value); });
   }
   int64_t get_int(int64_t i) const {
-    return with_storage_type(
-        view_.dtype, [&](auto tag) { return convert<int64_t>(view_.as<decltype(tag)>()[offset(i)]); });
+    return with_storage_type(view_.dtype,
+                             [&](auto tag) { return convert<int64_t>(view_.as<decltype(tag)>()[offset(i)]); });
   }
 
   Tensor& fill_random(uint32_t seed, double scale = 1.0) {

@@ -53,8 +53,7 @@ struct Call {
   std::vector<DelegateArgument> inputs;
   std::vector<DelegateArgument> outputs;
 
-  Call(std::vector<float> rows, std::vector<int64_t> positions)
-      : x(std::move(rows)), pos(std::move(positions)) {
+  Call(std::vector<float> rows, std::vector<int64_t> positions) : x(std::move(rows)), pos(std::move(positions)) {
     const auto length = static_cast<int64_t>(pos.size());
     inputs = {tensor(x.data(), DType::kF32, {length, kDim}), tensor(pos.data(), DType::kI64, {length})};
     outputs = {tensor(y.data(), DType::kF32, {}, y.size() * sizeof(float))};
@@ -90,8 +89,7 @@ std::vector<double> expected_rows(int64_t count) {
     for (int64_t n = 0; n < kOut; ++n) {
       double dot = 0.0;
       for (int64_t d = 0; d < kDim; ++d) {
-        dot += attended[static_cast<size_t>(d)] / sum *
-               static_cast<double>(weight[static_cast<size_t>(n * kDim + d)]);
+        dot += attended[static_cast<size_t>(d)] / sum * static_cast<double>(weight[static_cast<size_t>(n * kDim + d)]);
       }
       y.push_back(dot);
     }
@@ -105,17 +103,15 @@ void expect_rows(const Call& call, int64_t first, int64_t count) {
   EXPECT_EQ(call.outputs[0].tensor.size(1), kOut);
   const std::vector<double> expected = expected_rows(first + count);
   for (int64_t i = 0; i < count * kOut; ++i) {
-    EXPECT_NEAR(static_cast<double>(call.y[static_cast<size_t>(i)]),
-                expected[static_cast<size_t>(first * kOut + i)], 1e-5)
+    EXPECT_NEAR(static_cast<double>(call.y[static_cast<size_t>(i)]), expected[static_cast<size_t>(first * kOut + i)],
+                1e-5)
         << i;
   }
-  for (size_t i = static_cast<size_t>(count * kOut); i < call.y.size(); ++i)
-    EXPECT_TRUE(std::isnan(call.y[i]));
+  for (size_t i = static_cast<size_t>(count * kOut); i < call.y.size(); ++i) EXPECT_TRUE(std::isnan(call.y[i]));
 }
 
 TEST(Payload, ChunksOfAnyLengthGiveTheRowsOfOneCall) {
-  for (const std::vector<int64_t>& chunks :
-       {std::vector<int64_t>{8}, {1, 1, 1, 1, 1, 1, 1, 1}, {5, 1, 2}, {1, 7}}) {
+  for (const std::vector<int64_t>& chunks : {std::vector<int64_t>{8}, {1, 1, 1, 1, 1, 1, 1, 1}, {5, 1, 2}, {1, 7}}) {
     Session session;
     ASSERT_TRUE(session.load(pack(small_decoder())).is_ok());
     int64_t first = 0;
@@ -185,14 +181,12 @@ TEST(Payload, WrongArgumentsAreNamed) {
       {[](Call& c) { c.outputs.clear(); }, "0 outputs, expected 1"},
       {[](Call& c) { c.inputs[1].tensor.dtype = DType::kI32; }, "input 1 is int32, expected int64"},
       {[](Call& c) { c.inputs[0].tensor.rank = 1; }, "input 0 has the shape [2], expected 2 dimensions"},
-      {[](Call& c) { c.inputs[0].tensor.sizes[1] = 3; },
-       "input 0 has the shape [2, 3]: dimension 1 is 3, expected 4"},
+      {[](Call& c) { c.inputs[0].tensor.sizes[1] = 3; }, "input 0 has the shape [2, 3]: dimension 1 is 3, expected 4"},
       {[](Call& c) { c.inputs[0].tensor.sizes[0] = 9; }, "dimension 0 is 9, expected at most 8"},
       {[](Call& c) { c.inputs[0].tensor.sizes[0] = -1; }, "dimension 0 is -1"},
       {[](Call& c) { c.inputs[1].tensor.sizes[0] = 1; },
        "input 1 has the shape [1]: dimension 0 is 1, and the other inputs give 2"},
-      {[](Call& c) { c.inputs[0].kind = DelegateArgument::Kind::kInt; },
-       "input 0 is an integer, expected a tensor"},
+      {[](Call& c) { c.inputs[0].kind = DelegateArgument::Kind::kInt; }, "input 0 is an integer, expected a tensor"},
       {[](Call& c) { c.inputs[0].tensor.data = nullptr; }, "input 0 has no data"},
       {[](Call& c) { c.outputs[0].capacity_bytes = 23; }, "output 0 has room for 23 bytes and needs 24"},
       {[](Call& c) { c.outputs[0].tensor.dtype = DType::kF16; }, "output 0 is not a tensor of float32"},
@@ -231,17 +225,17 @@ TEST(Scalars, FloorAndReportWhatCannotBe) {
     int64_t a, b, expected;
   };
   for (const Case& c :
-       {Case{ScalarOp::kFloorDiv, -7, 2, -4}, Case{ScalarOp::kFloorDiv, 7, -2, -4},
-        Case{ScalarOp::kFloorDiv, 6, 2, 3}, Case{ScalarOp::kFloorDiv, 7, -1, -7},
-        Case{ScalarOp::kMod, -7, 3, 2}, Case{ScalarOp::kMod, 7, -3, -2}, Case{ScalarOp::kMod, kLeast, -1, 0},
-        Case{ScalarOp::kMin, -3, 2, -3}, Case{ScalarOp::kMax, -3, 2, 2}, Case{ScalarOp::kSub, 2, 5, -3}}) {
+       {Case{ScalarOp::kFloorDiv, -7, 2, -4}, Case{ScalarOp::kFloorDiv, 7, -2, -4}, Case{ScalarOp::kFloorDiv, 6, 2, 3},
+        Case{ScalarOp::kFloorDiv, 7, -1, -7}, Case{ScalarOp::kMod, -7, 3, 2}, Case{ScalarOp::kMod, 7, -3, -2},
+        Case{ScalarOp::kMod, kLeast, -1, 0}, Case{ScalarOp::kMin, -3, 2, -3}, Case{ScalarOp::kMax, -3, 2, 2},
+        Case{ScalarOp::kSub, 2, 5, -3}}) {
     int64_t result = 0;
     EXPECT_TRUE(evaluate(c.op, c.a, c.b, result).is_ok());
     EXPECT_EQ(result, c.expected);
   }
-  for (const Case& c : {Case{ScalarOp::kFloorDiv, 1, 0, 0}, Case{ScalarOp::kMod, 1, 0, 0},
-                        Case{ScalarOp::kFloorDiv, kLeast, -1, 0}, Case{ScalarOp::kAdd, kLeast, -1, 0},
-                        Case{ScalarOp::kMul, kLeast, 2, 0}, Case{ScalarOp::kSub, kLeast, 1, 0}}) {
+  for (const Case& c :
+       {Case{ScalarOp::kFloorDiv, 1, 0, 0}, Case{ScalarOp::kMod, 1, 0, 0}, Case{ScalarOp::kFloorDiv, kLeast, -1, 0},
+        Case{ScalarOp::kAdd, kLeast, -1, 0}, Case{ScalarOp::kMul, kLeast, 2, 0}, Case{ScalarOp::kSub, kLeast, 1, 0}}) {
     int64_t result = 0;
     EXPECT_EQ(evaluate(c.op, c.a, c.b, result).code(), Code::kInvalidArgument);
   }
@@ -259,18 +253,17 @@ TEST(Payload, EmptyInputsGiveEmptyOutputs) {
 TEST(Payload, DescribesItself) {
   Session session;
   ASSERT_TRUE(session.load(pack(small_decoder())).is_ok());
-  EXPECT_EQ(
-      session.loaded->describe(),
-      "{\"version\": 1, \"exporter\": \"payload_test\", \"device\": \"host\", \"instructions\": {\"Linear\": "
-      "1, "
-      "\"Elementwise\": 1, \"IndexCopy\": 1, \"FlexAttention\": 1}, \"constants_bytes\": 48, "
-      "\"arena_bytes\": 256, "
-      "\"states\": [{\"name\": \"k_cache\", \"dtype\": \"float32\", \"shape\": [8, 4], \"layout\": "
-      "\"contiguous\", "
-      "\"size_bytes\": 128}], \"attentions\": [{\"name\": \"attend\", \"dtype\": \"float32\", \"query\": [1, "
-      "1, 8, 4], "
-      "\"key\": [1, 1, 8, 4], \"value\": [1, 1, 8, 4], \"scale\": 0.5, \"score\": false, \"mask\": true, "
-      "\"block_lists\": false, \"plan\": 0}]}");
+  EXPECT_EQ(session.loaded->describe(),
+            "{\"version\": 1, \"exporter\": \"payload_test\", \"device\": \"host\", \"instructions\": {\"Linear\": "
+            "1, "
+            "\"Elementwise\": 1, \"IndexCopy\": 1, \"FlexAttention\": 1}, \"constants_bytes\": 48, "
+            "\"arena_bytes\": 256, "
+            "\"states\": [{\"name\": \"k_cache\", \"dtype\": \"float32\", \"shape\": [8, 4], \"layout\": "
+            "\"contiguous\", "
+            "\"size_bytes\": 128}], \"attentions\": [{\"name\": \"attend\", \"dtype\": \"float32\", \"query\": [1, "
+            "1, 8, 4], "
+            "\"key\": [1, 1, 8, 4], \"value\": [1, 1, 8, 4], \"scale\": 0.5, \"score\": false, \"mask\": true, "
+            "\"block_lists\": false, \"plan\": 0}]}");
   ASSERT_EQ(session.loaded->states().size(), 1u);
   EXPECT_EQ(session.loaded->states()[0].name, "k_cache");
 }
@@ -288,8 +281,7 @@ TEST(Payload, NewerVersionIsUnsupportedEvenWhenTheRestIsUnreadable) {
   Session session;
   const Status status = session.load(pack(p));
   EXPECT_EQ(status.code(), Code::kUnsupported);
-  EXPECT_PRED_FORMAT2(::testing::IsSubstring, "format version 99, this build reads up to 1",
-                      status.message());
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring, "format version 99, this build reads up to 1", status.message());
 }
 
 struct Spoiled {
@@ -327,16 +319,14 @@ const std::vector<Spoiled>& spoiled() {
          p.states[0]->sizes = {int64_t{1} << 40, int64_t{1} << 40};
        },
        "too large"},
-      {"StateInitial", [](PayloadT& p) { p.states[0]->initial = 0; },
-       "has 128 bytes and its initial value 48"},
+      {"StateInitial", [](PayloadT& p) { p.states[0]->initial = 0; }, "has 128 bytes and its initial value 48"},
       {"StateInitialIndex", [](PayloadT& p) { p.states[0]->initial = 7; }, "names constant 7 of 1"},
       {"StorageKind", [](PayloadT& p) { p.storages[0]->kind = static_cast<payload::StorageKind>(77); },
        "storage 0 has an unknown kind"},
       {"StorageIndex", [](PayloadT& p) { p.storages[0]->index = -1; }, "storage 0 names input -1 of 2"},
       {"StorageTooLarge", [](PayloadT& p) { p.storages[2]->size_bytes = 49; },
        "storage 2 has 49 bytes where there are 48"},
-      {"ArenaOverflow", [](PayloadT& p) { p.storages[4]->offset_bytes = ~uint64_t{0}; },
-       "of an arena of 256"},
+      {"ArenaOverflow", [](PayloadT& p) { p.storages[4]->offset_bytes = ~uint64_t{0}; }, "of an arena of 256"},
       {"ArenaTooSmall", [](PayloadT& p) { p.arena_size_bytes = 255; }, "where there are 127"},
       {"ScalarOp", [](PayloadT& p) { p.scalars[0]->op = static_cast<payload::ScalarOp>(50); },
        "scalar 0 has an unknown operation"},
@@ -349,19 +339,13 @@ const std::vector<Spoiled>& spoiled() {
       {"ScalarUpperBoundTooLarge", [](PayloadT& p) { p.scalars[0]->upper_bound = 9; },
        "value 0 reaches byte 144 of storage 0"},
       {"ValueStorage", [](PayloadT& p) { p.values[0]->storage = 99; }, "value 0 names storage 99 of"},
-      {"ValueDType", [](PayloadT& p) { p.values[0]->dtype = static_cast<DType>(10); },
-       "value 0 has an unknown dtype"},
-      {"ValueRank", [](PayloadT& p) { p.values[0]->sizes.assign(9, 1); },
-       "value 0 has 9 dimensions, at most 8"},
-      {"ValueStrides", [](PayloadT& p) { p.values[0]->strides.pop_back(); },
-       "value 0 has 2 sizes and 1 strides"},
+      {"ValueDType", [](PayloadT& p) { p.values[0]->dtype = static_cast<DType>(10); }, "value 0 has an unknown dtype"},
+      {"ValueRank", [](PayloadT& p) { p.values[0]->sizes.assign(9, 1); }, "value 0 has 9 dimensions, at most 8"},
+      {"ValueStrides", [](PayloadT& p) { p.values[0]->strides.pop_back(); }, "value 0 has 2 sizes and 1 strides"},
       {"ValueScalar", [](PayloadT& p) { p.values[0]->sizes[0] = -5; }, "value 0 names scalar 4 of 1"},
-      {"ValueOverflow", [](PayloadT& p) { p.values[0]->sizes[1] = int64_t{1} << 62; },
-       "value 0 is too large"},
-      {"ValueStrideOverflow", [](PayloadT& p) { p.values[0]->strides[0] = int64_t{1} << 62; },
-       "value 0 is too large"},
-      {"ValueOffset", [](PayloadT& p) { p.values[value::kH]->offset = 1; },
-       "value 4 reaches byte 132 of storage 4"},
+      {"ValueOverflow", [](PayloadT& p) { p.values[0]->sizes[1] = int64_t{1} << 62; }, "value 0 is too large"},
+      {"ValueStrideOverflow", [](PayloadT& p) { p.values[0]->strides[0] = int64_t{1} << 62; }, "value 0 is too large"},
+      {"ValueOffset", [](PayloadT& p) { p.values[value::kH]->offset = 1; }, "value 4 reaches byte 132 of storage 4"},
       {"ArenaAlignment",
        [](PayloadT& p) {
          p.storages[4]->offset_bytes = 2;
@@ -372,11 +356,9 @@ const std::vector<Spoiled>& spoiled() {
       {"InputElsewhere", [](PayloadT& p) { p.inputs[1] = value::kX; }, "input 1 is value 0"},
       {"OutputIndex", [](PayloadT& p) { p.outputs[0] = -1; }, "output 0 names value -1"},
       {"ExpressionEmpty", [](PayloadT& p) { p.expressions[0]->nodes.clear(); }, "expression 0 has no nodes"},
-      {"ExpressionOp",
-       [](PayloadT& p) { p.expressions[0]->nodes[2]->op = static_cast<payload::ExprOp>(200); },
+      {"ExpressionOp", [](PayloadT& p) { p.expressions[0]->nodes[2]->op = static_cast<payload::ExprOp>(200); },
        "expression 0 node 2 has the unknown operation 200"},
-      {"ExpressionForward", [](PayloadT& p) { p.expressions[0]->nodes[2]->args[1] = 2; },
-       "expected an earlier one"},
+      {"ExpressionForward", [](PayloadT& p) { p.expressions[0]->nodes[2]->args[1] = 2; }, "expected an earlier one"},
       {"ExpressionInput", [](PayloadT& p) { p.expressions[0]->nodes[0]->index = 1; },
        "instruction 0 (Elementwise, double)"},
       {"ExpressionIndex", [](PayloadT& p) { double_of(p).expression = 2; }, "names expression 2 of 2"},
@@ -389,8 +371,7 @@ const std::vector<Spoiled>& spoiled() {
       {"OperandIndex", [](PayloadT& p) { linear_of(p).weight = 1000; },
        "instruction 3 (Linear, project): its weight names value 1000"},
       {"OperandAbsent", [](PayloadT& p) { linear_of(p).weight = -1; }, "its weight names value -1"},
-      {"LinearShape", [](PayloadT& p) { linear_of(p).weight = value::kCache; },
-       "instruction 3 (Linear, project)"},
+      {"LinearShape", [](PayloadT& p) { linear_of(p).weight = value::kCache; }, "instruction 3 (Linear, project)"},
       {"LinearDType", [](PayloadT& p) { p.values[value::kWeight]->dtype = DType::I32; },
        "the weight is int32 [3, 4], expected float32"},
       {"LinearBias", [](PayloadT& p) { linear_of(p).bias = value::kWeight; },
@@ -399,13 +380,10 @@ const std::vector<Spoiled>& spoiled() {
       {"CopyTarget", [](PayloadT& p) { append_of(p).target = value::kH; }, "its target is no state"},
       {"CopyIndex", [](PayloadT& p) { append_of(p).index = value::kX; }, "the index is float32"},
       {"FlexMask", [](PayloadT& p) { flex_of(p).mask = 5; }, "its mask names expression 5 of 2"},
-      {"FlexMaskType", [](PayloadT& p) { p.expressions[1]->nodes.pop_back(); },
-       "its mask gives int64, expected bool"},
-      {"FlexCapture", [](PayloadT& p) { flex_of(p).mask_captures.clear(); },
-       "instruction 2 (FlexAttention, attend)"},
+      {"FlexMaskType", [](PayloadT& p) { p.expressions[1]->nodes.pop_back(); }, "its mask gives int64, expected bool"},
+      {"FlexCapture", [](PayloadT& p) { flex_of(p).mask_captures.clear(); }, "instruction 2 (FlexAttention, attend)"},
       {"FlexScale", [](PayloadT& p) { flex_of(p).scale = NAN; }, "its scale is not finite"},
-      {"FlexHalfBlockList", [](PayloadT& p) { flex_of(p).kv_indices = value::kPos; },
-       "counts or its indices only"},
+      {"FlexHalfBlockList", [](PayloadT& p) { flex_of(p).kv_indices = value::kPos; }, "counts or its indices only"},
       {"FlexRank", [](PayloadT& p) { flex_of(p).query = value::kH; },
        "the query is float32 [?, 4], expected 4 dimensions"},
       {"WritesInput", [](PayloadT& p) { double_of(p).out = value::kX; },
@@ -462,8 +440,7 @@ TEST(Payload, NoMutationCrashes) {
     for (size_t k = below(3) + 1; k-- > 0;) {
       const size_t at = below(mutated.size());
       constexpr int interesting[] = {0x00, 0x01, 0x7f, 0x80, 0xff};
-      mutated[at] =
-          below(2) == 0 ? static_cast<std::byte>(below(256)) : static_cast<std::byte>(interesting[below(5)]);
+      mutated[at] = below(2) == 0 ? static_cast<std::byte>(below(256)) : static_cast<std::byte>(interesting[below(5)]);
     }
     Session session;
     if (!session.load(mutated).is_ok()) continue;

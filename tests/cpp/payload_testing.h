@@ -48,8 +48,7 @@ class TestData final : public NamedData {
 template <class T>
 using Tables = std::vector<std::unique_ptr<T>>;
 
-inline void add_scalar(payload::PayloadT& p, payload::ScalarOp op, int a, int b, int64_t value,
-                       int64_t upper_bound) {
+inline void add_scalar(payload::PayloadT& p, payload::ScalarOp op, int a, int b, int64_t value, int64_t upper_bound) {
   auto scalar = std::make_unique<payload::ScalarT>();
   scalar->op = op;
   scalar->a = a;
@@ -77,8 +76,8 @@ inline int add_value(payload::PayloadT& p, payload::StorageKind kind, int index,
   return static_cast<int>(p.values.size()) - 1;
 }
 
-inline void add_node(payload::ExpressionT& e, payload::ExprOp op, payload::DType type,
-                     std::vector<int> args = {}, int index = 0, double value = 0.0) {
+inline void add_node(payload::ExpressionT& e, payload::ExprOp op, payload::DType type, std::vector<int> args = {},
+                     int index = 0, double value = 0.0) {
   auto node = std::make_unique<payload::ExprNodeT>();
   node->op = op;
   node->type = type;

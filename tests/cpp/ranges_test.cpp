@@ -16,8 +16,7 @@ using reference::Tensor;
 
 Tensor integers(DType dtype, const std::vector<int64_t>& values, std::vector<int64_t> sizes) {
   Tensor t(dtype, std::move(sizes));
-  for (size_t i = 0; i < values.size(); ++i)
-    reference::write(t.view, static_cast<int64_t>(i), {false, values[i], 0});
+  for (size_t i = 0; i < values.size(); ++i) reference::write(t.view, static_cast<int64_t>(i), {false, values[i], 0});
   return t;
 }
 
@@ -114,8 +113,8 @@ Found check(const Case& c, int64_t q_tile, int64_t kv_tile) {
     found.interval_rows += changes <= 1;
     if (!bound.row_interval(b, h, q, k0, k1, &keys)) continue;
     ++found.solved_rows;
-    bool right = changes <= 1 && keys.begin >= k0 && keys.end <= k1 &&
-                 std::max<int64_t>(keys.end - keys.begin, 0) == seen;
+    bool right =
+        changes <= 1 && keys.begin >= k0 && keys.end <= k1 && std::max<int64_t>(keys.end - keys.begin, 0) == seen;
     for (int64_t kv = keys.begin; kv < keys.end && right; ++kv) right = dense.at(q, kv);
     found.wrong_rows += !right;
   }
@@ -130,8 +129,7 @@ void expect_sound(const Found& found) {
 
 // Nothing that the dense mask shows at this granularity may be missed.
 void expect_exact(const Case& c, bool rows_too = true) {
-  for (const auto& [q_tile, kv_tile] :
-       {std::pair<int64_t, int64_t>{16, 16}, {15, 17}, {1, 64}, {64, 1}, {33, 150}}) {
+  for (const auto& [q_tile, kv_tile] : {std::pair<int64_t, int64_t>{16, 16}, {15, 17}, {1, 64}, {64, 1}, {33, 150}}) {
     SCOPED_TRACE("tile " + std::to_string(q_tile) + " x " + std::to_string(kv_tile));
     const Found found = check(c, q_tile, kv_tile);
     expect_sound(found);
@@ -147,8 +145,7 @@ int32_t causal(Builder& b) {
   return b.add(ExprOp::kGe, kBool, {b.q(), b.kv()});
 }
 int32_t within(Builder& b, int64_t window_tokens) {
-  return b.add(ExprOp::kLt, kBool,
-               {b.add(ExprOp::kSub, kI32, {b.q(), b.kv()}), b.constant(kI32, window_tokens)});
+  return b.add(ExprOp::kLt, kBool, {b.add(ExprOp::kSub, kI32, {b.q(), b.kv()}), b.constant(kI32, window_tokens)});
 }
 int32_t load(Builder& b, int32_t capture, std::vector<int32_t> indices, DType type = kI64) {
   return b.add(ExprOp::kLoad, type, std::move(indices), capture);
@@ -220,8 +217,7 @@ TEST(Ranges, SortedDocuments) {
   Case c;
   c.num_queries = c.num_keys = 130;
   std::vector<int64_t> documents;
-  for (int64_t i = 0; i < 130; ++i)
-    documents.push_back(i < 20 ? 0 : i < 21 ? 1 : i < 64 ? 2 : i < 110 ? 5 : 6);
+  for (int64_t i = 0; i < 130; ++i) documents.push_back(i < 20 ? 0 : i < 21 ? 1 : i < 64 ? 2 : i < 110 ? 5 : 6);
   c.capture(integers(DType::kI32, documents, {130}));
   c.b.add(ExprOp::kEq, kBool, {load(c.b, 0, {c.b.q()}), load(c.b, 0, {c.b.kv()})});
   Case d;
@@ -261,9 +257,7 @@ TEST(Ranges, BlockDiagonal) {
   c.b.add(ExprOp::kEq, kBool, {block(c.b.q()), block(c.b.kv())});
   expect_exact(c);
   Case d;
-  const auto shifted = [&](int32_t i) {
-    return d.b.add(ExprOp::kShiftRight, kI32, {i, d.b.constant(kI32, 4)});
-  };
+  const auto shifted = [&](int32_t i) { return d.b.add(ExprOp::kShiftRight, kI32, {i, d.b.constant(kI32, 4)}); };
   const int32_t distance = d.b.add(ExprOp::kSub, kI32, {shifted(d.b.q()), shifted(d.b.kv())});
   both(d.b, d.b.add(ExprOp::kLt, kBool, {distance, d.b.constant(kI32, 2)}), causal(d.b));
   expect_exact(d);
@@ -348,15 +342,13 @@ TEST(Ranges, RandomMasksAreSound) {
     c.env.head = pick(3);
     c.env.scalars = {pick(30) - 5};
     std::vector<int64_t> sorted, shuffled, grid;
-    for (int64_t i = 0; i < 24; ++i)
-      sorted.push_back(i / 3), shuffled.push_back(pick(30) - 8), grid.push_back(pick(3));
+    for (int64_t i = 0; i < 24; ++i) sorted.push_back(i / 3), shuffled.push_back(pick(30) - 8), grid.push_back(pick(3));
     c.capture(integers(kI32, sorted, {24}));
     c.capture(integers(kI64, shuffled, {24}));
     c.capture(integers(pick(2) == 0 ? kBool : DType::kI8, grid, {2, 12}));
     Tensor reals(DType::kF32, {24});
     for (int64_t i = 0; i < 24; ++i) {
-      reference::write(reals.view, i,
-                       {true, 0, i == 20 ? std::nan("") : static_cast<double>(pick(20)) * 0.5 - 3});
+      reference::write(reals.view, i, {true, 0, i == 20 ? std::nan("") : static_cast<double>(pick(20)) * 0.5 - 3});
     }
     c.capture(std::move(reals));
     Builder& b = c.b;
@@ -365,15 +357,13 @@ TEST(Ranges, RandomMasksAreSound) {
       for (size_t i = 0; i < b.expression.nodes.size(); ++i) {
         if (b.expression.nodes[i].type == type) known.push_back(static_cast<int32_t>(i));
       }
-      if (!known.empty() && pick(3) != 0)
-        return known[static_cast<size_t>(pick(static_cast<int64_t>(known.size())))];
+      if (!known.empty() && pick(3) != 0) return known[static_cast<size_t>(pick(static_cast<int64_t>(known.size())))];
       if (type == kBool) return causal(b);
       if (type == DType::kF32) return b.constant(static_cast<double>(pick(9)) * 0.5 - 1);
       const int64_t kind = pick(6);
       if (kind == 0) return b.add(ExprOp::kScalar, type, {}, 0);
       if (kind == 1) return b.add(pick(2) == 0 ? ExprOp::kHead : ExprOp::kBatch, type);
-      if (kind == 2)
-        return b.constant(type, pick(20) == 0 ? std::numeric_limits<int32_t>::max() : pick(24) - 6);
+      if (kind == 2) return b.constant(type, pick(20) == 0 ? std::numeric_limits<int32_t>::max() : pick(24) - 6);
       return kind == 3 ? b.q(type) : b.kv(type);
     };
     const auto one_of = [&](std::initializer_list<ExprOp> ops) {
@@ -396,35 +386,31 @@ TEST(Ranges, RandomMasksAreSound) {
           load(b, static_cast<int32_t>(n), {any(pick(2) == 0 ? kI32 : kI64)}, type);
         }
       } else if (kind <= 4) {
-        b.add(one_of({ExprOp::kEq, ExprOp::kNe, ExprOp::kLt, ExprOp::kLe, ExprOp::kGt, ExprOp::kGe,
-                      ExprOp::kLogicalAnd, ExprOp::kLogicalOr, ExprOp::kLogicalXor}),
+        b.add(one_of({ExprOp::kEq, ExprOp::kNe, ExprOp::kLt, ExprOp::kLe, ExprOp::kGt, ExprOp::kGe, ExprOp::kLogicalAnd,
+                      ExprOp::kLogicalOr, ExprOp::kLogicalXor}),
               kBool, {any(type), any(type)});
       } else if (type == kBool) {
-        b.add(one_of({ExprOp::kBitAnd, ExprOp::kBitOr, ExprOp::kBitXor, ExprOp::kMin, ExprOp::kMax,
-                      ExprOp::kMul}),
+        b.add(one_of({ExprOp::kBitAnd, ExprOp::kBitOr, ExprOp::kBitXor, ExprOp::kMin, ExprOp::kMax, ExprOp::kMul}),
               type, {any(type), any(type)});
       } else if (type == DType::kF32) {
         if (pick(2) == 0) {
-          b.add(one_of({ExprOp::kNeg, ExprOp::kAbs, ExprOp::kFloor, ExprOp::kRound, ExprOp::kRelu,
-                        ExprOp::kSqrt}),
+          b.add(one_of({ExprOp::kNeg, ExprOp::kAbs, ExprOp::kFloor, ExprOp::kRound, ExprOp::kRelu, ExprOp::kSqrt}),
                 type, {any(type)});
         } else {
-          b.add(one_of({ExprOp::kAdd, ExprOp::kSub, ExprOp::kMul, ExprOp::kDiv, ExprOp::kMin, ExprOp::kMax}),
-                type, {any(type), any(type)});
+          b.add(one_of({ExprOp::kAdd, ExprOp::kSub, ExprOp::kMul, ExprOp::kDiv, ExprOp::kMin, ExprOp::kMax}), type,
+                {any(type), any(type)});
         }
       } else if (pick(4) == 0) {
         if (pick(4) == 0) {
           b.round_to(any(type), pick(2) == 0 ? DType::kI8 : DType::kU8);
         } else {
-          b.add(one_of({ExprOp::kNeg, ExprOp::kAbs, ExprOp::kSign, ExprOp::kSquare, ExprOp::kRelu,
-                        ExprOp::kBitNot}),
+          b.add(one_of({ExprOp::kNeg, ExprOp::kAbs, ExprOp::kSign, ExprOp::kSquare, ExprOp::kRelu, ExprOp::kBitNot}),
                 type, {any(type)});
         }
       } else {
-        b.add(one_of({ExprOp::kAdd, ExprOp::kSub, ExprOp::kSub, ExprOp::kMul, ExprOp::kFloorDiv,
-                      ExprOp::kRemainder, ExprOp::kFmod, ExprOp::kTruncDiv, ExprOp::kPow, ExprOp::kMin,
-                      ExprOp::kMax, ExprOp::kBitAnd, ExprOp::kBitOr, ExprOp::kBitXor, ExprOp::kShiftLeft,
-                      ExprOp::kShiftRight}),
+        b.add(one_of({ExprOp::kAdd, ExprOp::kSub, ExprOp::kSub, ExprOp::kMul, ExprOp::kFloorDiv, ExprOp::kRemainder,
+                      ExprOp::kFmod, ExprOp::kTruncDiv, ExprOp::kPow, ExprOp::kMin, ExprOp::kMax, ExprOp::kBitAnd,
+                      ExprOp::kBitOr, ExprOp::kBitXor, ExprOp::kShiftLeft, ExprOp::kShiftRight}),
               type, {any(type), any(type)});
       }
     }

@@ -71,8 +71,7 @@ TEST(ThreadPool, SleepsAndWakes) {
   for (int round = 0; round < 20; ++round) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));  // workers are asleep by now
     std::atomic<int> count{0};
-    pool.parallel_for(10, 1,
-                      [&](int64_t begin, int64_t end, int) { count += static_cast<int>(end - begin); });
+    pool.parallel_for(10, 1, [&](int64_t begin, int64_t end, int) { count += static_cast<int>(end - begin); });
     ASSERT_EQ(count.load(), 10);
   }
 }
@@ -117,8 +116,7 @@ TEST(ThreadPool, AForkedProcessRunsItsLoopsAlone) {
   if (child == 0) {
     alarm(20);
     std::atomic<int> count{0};
-    pool->parallel_for(100, 1,
-                       [&](int64_t begin, int64_t end, int) { count += static_cast<int>(end - begin); });
+    pool->parallel_for(100, 1, [&](int64_t begin, int64_t end, int) { count += static_cast<int>(end - begin); });
     const_cast<std::unique_ptr<ThreadPool>&>(pool).reset();
     _exit(count.load() == 100 ? 0 : 1);
   }
