@@ -10,6 +10,7 @@ BENCHMARKS = (
     ["export_cost.py"],
     ["smollm2_speed.py", "--dtype", "fp32"],
     ["smollm2_speed.py", "--dtype", "bf16"],
+    ["flex_headline.py"],
 )
 
 

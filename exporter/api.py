@@ -158,12 +158,10 @@ def _flatten_outputs(program: ExportedProgram) -> None:
 
 def decomposed(program: ExportedProgram) -> ExportedProgram:
     """A functional program of core ATen and the operators that an instruction does whole."""
+    from flexpte.exporter.decompositions import decomposition_table
     from flexpte.exporter.lower_ops import KEPT_OPERATORS
 
-    table = torch.export.default_decompositions()
-    for target in KEPT_OPERATORS:
-        table.pop(target, None)
-    functional: ExportedProgram = program.run_decompositions(table)
+    functional: ExportedProgram = program.run_decompositions(decomposition_table(KEPT_OPERATORS))
     return functional
 
 

@@ -24,17 +24,18 @@ def open_hugging_face(folder: Path) -> Source:
 
     Raises :class:`CheckpointError`.
     """
-    raw_config = _json_object(folder / "config.json")
+    raw_config = json_object(folder / "config.json")
     try:
         config = DecoderConfig.from_hugging_face(raw_config)
     except ConfigError as error:
         raise CheckpointError(f"{folder}: {error}") from error
     name = raw_config.get("_name_or_path") or ""
     name = Path(name).name if isinstance(name, str) and name else folder.resolve().name
-    return Source(name, config, _tokenizer(folder, raw_config, config.vocab_size), _tensors(folder))
+    return Source(name, config, _tokenizer(folder, raw_config, config.vocab_size), stored_tensors(folder))
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises CheckpointError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -45,13 +46,14 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 
 def _optional_json(path: Path) -> dict[str, Any]:
-    return _json_object(path) if path.is_file() else {}
+    return json_object(path) if path.is_file() else {}
 
 
-def _tensors(folder: Path) -> dict[str, StoredTensor]:
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of a folder's safetensors by name (less a leading ``model.``). Raises CheckpointError."""
     tensors: dict[str, StoredTensor] = {}
     for path in _weight_files(folder):
-        for stored in _stored_tensors(path):
+        for stored in _tensors_of_file(path):
             if stored.stored_name.endswith("rotary_emb.inv_freq"):  # derived from the configuration
                 continue
             name = stored.stored_name.removeprefix("model.")
@@ -64,7 +66,7 @@ def _tensors(folder: Path) -> dict[str, StoredTensor]:
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        weight_map = _json_object(index).get("weight_map")
+        weight_map = json_object(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{index}: has no weight_map; download it again")
         files = [folder / str(name) for name in sorted(set(weight_map.values()))]
@@ -79,7 +81,7 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _stored_tensors(path: Path) -> Iterable[StoredTensor]:
+def _tensors_of_file(path: Path) -> Iterable[StoredTensor]:
     with path.open("rb") as file:
         if file.read(24).startswith(b"version https://git-lfs"):
             raise CheckpointError(f"{path}: is a Git LFS pointer, not the weights; run git lfs pull")

@@ -169,6 +169,13 @@ def test_outputs_may_be_inputs_repeated_and_named_tuples():
     check(Function(lambda a: a.topk(2)), (x,))
 
 
+def test_statistics_and_norms():
+    def statistics(a):
+        return a.var(-1), a.std(0), a.norm(dim=-1), nn.functional.normalize(a, dim=-1), *torch.var_mean(a, 1)
+
+    check(Function(statistics), (torch.randn(5, 3),))
+
+
 def test_python_numbers_are_inputs():
     check(Function(lambda a, n: a * n), (torch.randn(3), 2))
 
