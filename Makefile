@@ -1,4 +1,5 @@
 # The two commands: make demo, make test. `make help` lists the others.
+# Tests run in two processes: one OpenMP thread each, or torch's spinning threads fight for the cores.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast bench lint format types check clean
 
@@ -22,11 +23,11 @@ demo: setup  ## fetch SmolLM2-135M-Instruct, export it, ask it a question
 
 test: setup  ## all tests, C++ and Python, the slow ones too
 	@ctest --test-dir build/release --output-on-failure
-	@$(PYTHON) -m pytest -n 2 --dist loadfile
+	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile
 
 test-fast: setup  ## without the tests that need the real model
 	@ctest --test-dir build/release --output-on-failure
-	@$(PYTHON) -m pytest -n 2 --dist loadfile -m "not slow"
+	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile -m "not slow"
 
 bench: setup  ## benchmarks, side by side with peers; JSON in build/bench/
 	@$(PYTHON) benchmarks/run.py
