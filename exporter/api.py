@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
 Progress = Callable[[str, int, int], None]
-STAGES = ("capture", "decompose", "lower", "pack", "emit")
+STAGES = ("capture", "explain", "decompose", "lower", "pack", "emit")
 MODES = ("full", "attention", "none")
 
 
@@ -92,10 +92,13 @@ def export_program(
 ) -> ExportResult:
     """The stages after capture. ``program`` is consumed."""
     from flexpte.exporter import emit
+    from flexpte.exporter.explain import explain_masks
     from flexpte.exporter.partition import partition
 
     clock = clock or _Clock(None)
     _flatten_outputs(program)
+    clock.start("explain")
+    masks = explain_masks(program)
     clock.start("decompose")
     program = decomposed(program)
 
@@ -108,7 +111,7 @@ def export_program(
     modules = [emit.lowered_module(lowered, exporter, weights) for lowered in parts.regions]
 
     clock.start("emit")
-    caches = [c for lowered in parts.regions for c in caches_of(lowered.region)]
+    caches = [c for lowered in parts.regions for c in caches_of(lowered.region, masks)]
     described = {
         **(metadata or {}),
         "flexpte_version": flexpte.__version__,
@@ -129,7 +132,7 @@ def export_program(
     clock.stop()
     report = ExportReport(
         mode=delegate,
-        attentions=tuple(a for lowered in parts.regions for a in attentions_of(lowered)),
+        attentions=tuple(a for lowered in parts.regions for a in attentions_of(lowered, masks)),
         caches=tuple(caches),
         refusals=parts.refusals,
         num_regions=len(parts.regions),

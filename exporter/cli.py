@@ -1,4 +1,4 @@
-"""The ``flexpte`` command: export | generate | chat | inspect."""
+"""The ``flexpte`` command: export | explain | generate | chat | inspect."""
 
 from __future__ import annotations
 
@@ -85,6 +85,7 @@ def export(
     logits: Annotated[
         Logits, typer.Option(help="last: for generating; all: of every position, for scoring.")
     ] = Logits.last,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything but write the file.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display, no report.")] = False,
 ) -> None:
     """Export a checkpoint to one .pte file that holds weights, tokenizer and chat template.
@@ -105,10 +106,58 @@ def export(
                 logits=logits.value,
                 progress=progress,
             )
-            result.save(output)
-        if not quiet:
+            if not dry_run:
+                result.save(output)
+        if dry_run or not quiet:
             errors.print(str(result.report), markup=False)
-            errors.print(f"wrote {output} ({size_text(output.stat().st_size)})", markup=False)
+            done = "dry run, not written:" if dry_run else "wrote"
+            size_bytes = result.report.program_size_bytes
+            errors.print(f"{done} {output} ({size_text(size_bytes)})", markup=False)
+
+
+@app.command()
+def explain(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A Hugging Face folder or a .gguf file, as for export.", show_default=False)
+    ],
+    tokens: Annotated[int, typer.Option(help="Length of the prompt whose masks are shown.", min=1)] = 1024,
+    delegate: Annotated[Delegation, typer.Option(help="As for export.")] = Delegation.full,
+    png: Annotated[
+        Path | None, typer.Option(help="Also write a picture of each kind of mask into this folder.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
+) -> None:
+    """Show what an export would delegate, and what is proved of each attention's mask. Writes no .pte file.
+
+    The picture has one character a tile of 64 queries and 64 keys: · is never visited, █ needs no mask,
+    ▒ is masked element by element or cut by bounds.
+    """
+    with _one_line_errors():
+        from flexpte.exporter.language_model import export_language_model
+        from flexpte.exporter.picture import text_picture, write_png
+
+        with _progress(quiet) as progress:
+            report = export_language_model(
+                checkpoint,
+                max_context=None,
+                delegate=delegate.value,
+                example_tokens=tokens,
+                progress=progress,
+            ).report
+        print(report)
+        shown: set[int] = set()
+        for attention in report.attentions:
+            if attention.mask is None or id(attention.mask) in shown:
+                continue
+            shown.add(id(attention.mask))
+            # Keys behind the prompt are cache slots that nobody has written.
+            rows = attention.mask.tiles.shape[0]
+            tiles = attention.mask.tiles[:, :rows]
+            print(f"\n{attention.name}: {attention.mask_mod}\n{text_picture(tiles)}")
+            if png is not None:
+                png.mkdir(parents=True, exist_ok=True)
+                write_png(png / f"{attention.name}.png", tiles)
+                print(f"wrote {png / attention.name}.png")
 
 
 @app.command()

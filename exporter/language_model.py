@@ -18,13 +18,15 @@ def export_language_model(
     dtype: str = "fp32",
     delegate: str = "full",
     logits: str = "last",
+    example_tokens: int | None = None,
     progress: Progress | None = None,
 ) -> ExportResult:
     """Export the checkpoint at ``checkpoint`` as method ``forward(tokens, input_pos) -> logits``.
 
     tokens [1, T] int64, input_pos [T] int64, T from 1 to ``max_context`` (None: the model's own limit);
     logits [1, 1, V] of the last position, or [1, T, V] for ``logits="all"``. ``dtype`` is that of weights,
-    caches and activations. ``progress(stage, done, total)`` is told how far the work is.
+    caches and activations. ``example_tokens``: length of the prompt that the report explains masks for
+    (None: a few tokens; the program is the same). ``progress(stage, done, total)`` is told how far the work is.
     Raises CheckpointError for a checkpoint that cannot be read, ValueError for other arguments out of
     range, Unsupported for what cannot be lowered.
     """
@@ -56,4 +58,7 @@ def export_language_model(
     decoder = model.decoder(context, logits="all" if logits == "all" else "last")
     metadata = model.metadata(context, logits="all" if logits == "all" else "last")
     inputs, dynamic_shapes = example_inputs_and_dynamic_shapes(model.config, context)
+    if example_tokens is not None:
+        count = max(1, min(example_tokens, context))
+        inputs = (torch.zeros(1, count, dtype=torch.int64), torch.arange(count, dtype=torch.int64))
     return export(decoder, inputs, dynamic_shapes, delegate=delegate, metadata=metadata, progress=progress)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from flexpte.exporter.explain import MaskExplanation
 from flexpte.exporter.expression import Expression, Node
 from flexpte.exporter.ir import FlexAttention, Region, Size
 from flexpte.exporter.partition import Lowered, Refusal
@@ -75,6 +77,7 @@ class AttentionReport:
     mask_mod: str | None
     num_captures: int
     has_block_lists: bool
+    mask: MaskExplanation | None = None
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,8 @@ class ExportReport:
             names = a.name if len(same) == 1 else f"{a.name} and {len(same) - 1} more"
             lines.append(f"attention {names}: query [{', '.join(a.query_shape)}], key [{', '.join(a.key_shape)}]")
             lines.append(f"  mask_mod: {a.mask_mod or 'none'}; score_mod: {a.score_mod or 'none'}")
+            if a.mask is not None:
+                lines.append(f"  {a.mask}")
         if self.caches:
             total = sum(c.size_bytes for c in self.caches)
             lines.append(
@@ -140,7 +145,7 @@ class ExportReport:
         return "\n".join(lines)
 
 
-def attentions_of(lowered: Lowered) -> list[AttentionReport]:
+def attentions_of(lowered: Lowered, masks: Mapping[str, MaskExplanation]) -> list[AttentionReport]:
     """The attentions of a region."""
     region = lowered.region
     result = []
@@ -156,19 +161,33 @@ def attentions_of(lowered: Lowered) -> list[AttentionReport]:
                     readable(op.mask),
                     len(op.score_captures) + len(op.mask_captures),
                     op.kv_num_blocks >= 0,
+                    masks.get(instruction.name),
                 )
             )
     return result
 
 
-def caches_of(region: Region) -> list[CacheReport]:
-    """The states of a region."""
+def caches_of(region: Region, masks: Mapping[str, MaskExplanation]) -> list[CacheReport]:
+    """The states of a region, with the window that the masks of all attentions reading one leave it."""
     sizes = {s.index: s.size_bytes for s in region.storages if s.kind == "State"}
+    windows: dict[int, list[int | None]] = {}
+    for instruction in region.instructions:
+        if isinstance(instruction.op, FlexAttention):
+            mask = masks.get(instruction.name)
+            for number in (instruction.op.key, instruction.op.value):
+                storage = region.storages[region.values[number].storage]
+                if storage.kind == "State":
+                    windows.setdefault(storage.index, []).append(mask.window_tokens if mask else None)
     return [
-        CacheReport(state.name, state.sizes, state.dtype, "contiguous", sizes[i])
+        CacheReport(state.name, state.sizes, state.dtype, "contiguous", sizes[i], _widest(windows.get(i, [None])))
         for i, state in enumerate(region.states)
         if i in sizes
     ]
+
+
+def _widest(windows: list[int | None]) -> int | None:
+    known = [w for w in windows if w is not None]
+    return max(known) if len(known) == len(windows) else None
 
 
 def _shape(sizes: tuple[Size, ...]) -> tuple[str, ...]:

@@ -19,8 +19,9 @@ PYTHON_ARROWS = {
     "metal_delegate": {"metal_delegate"},
     "exporter": {"exporter", "metal_delegate", "models", "runtime"},
 }
-# The compiler proper knows the schema and its own files; what drives it may know more.
-EXPORTER_DRIVERS = {"cli.py", "inspect.py", "language_model.py"}
+# The compiler proper knows the schema and its own files; what drives it may know more, and what explains
+# masks asks the delegate's own evaluator.
+EXPORTER_DRIVERS = {"cli.py", "explain.py", "inspect.py", "language_model.py"}
 
 CPP_ARROWS = {
     "runtime/kernels": {"runtime"},

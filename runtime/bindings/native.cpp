@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "metal_delegate/delegate.h"
+#include "runtime/bindings/errors.h"
+#include "runtime/bindings/ranges.h"
 #include "runtime/kernels/kernels.h"
 #include "runtime/program.h"
 #include "runtime/session.h"
@@ -29,18 +31,10 @@ using flexpte::DType;
 using flexpte::Status;
 using flexpte::Value;
 using flexpte::ValueKind;
+using flexpte::bindings::check;
+using flexpte::bindings::StatusError;
 
 // --- Errors
-
-struct StatusError : std::exception {
-  explicit StatusError(Status s) : status(std::move(s)) {}
-  const char* what() const noexcept override { return status.message().c_str(); }
-  Status status;
-};
-
-void check(const Status& status) {
-  if (!status.is_ok()) throw StatusError(status);
-}
 
 template <class T>
 T value_of(flexpte::Result<T> result) {
@@ -358,4 +352,5 @@ NB_MODULE(_native, module) {
       .def("run", &Session::run, nb::arg("method"), nb::arg("inputs"))
       .def("reset", &Session::reset)
       .def("states_size_bytes", &Session::states_size_bytes);
+  flexpte::bindings::bind_ranges(module);
 }

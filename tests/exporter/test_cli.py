@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flexpte.exporter.cli import app
+from tests.exporter.checkpoints import save_tiny_checkpoint
 
 runner = CliRunner()
 
@@ -19,8 +20,6 @@ def run(*arguments, **options):
 @pytest.fixture(scope="module")
 def llama_folder(tmp_path_factory):
     """A tiny random Llama as transformers saves it, with a tokenizer of single bytes."""
-    from tests.exporter.checkpoints import save_tiny_checkpoint
-
     return save_tiny_checkpoint(tmp_path_factory.mktemp("llama"), "llama")
 
 
@@ -34,7 +33,7 @@ def llama_pte(llama_folder):
 
 def test_help_names_every_command():
     text = run("--help").output
-    for command in ("export", "generate", "chat", "inspect"):
+    for command in ("export", "explain", "generate", "chat", "inspect"):
         assert command in text
         assert run(command, "--help").exit_code == 0
 
@@ -44,6 +43,27 @@ def test_export_reports_what_was_delegated(llama_folder, tmp_path):
     assert done.exit_code == 0
     assert "wrote" in done.output
     assert "attention" in done.output
+
+
+def test_dry_run_reports_and_writes_nothing(llama_folder, tmp_path):
+    done = run("export", llama_folder, "-o", tmp_path / "m.pte", "--max-context", 32, "--dry-run")
+    assert done.exit_code == 0
+    assert "not written" in done.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_explain_shows_mods_windows_and_pictures(tmp_path):
+    folder = save_tiny_checkpoint(tmp_path / "gemma", "gemma3")
+    done = run("explain", folder, "--tokens", 256, "--png", tmp_path / "pictures", "--quiet")
+    assert done.exit_code == 0, done.output
+    assert "kv_idx > (c0[q_idx] - 8)" in done.output
+    assert "window of 8 tokens proved" in done.output
+    assert "no window proved" in done.output
+    assert "▒···" in done.output
+    assert "█▒··" in done.output
+    pictures = sorted((tmp_path / "pictures").iterdir())
+    assert len(pictures) == 2
+    assert all(p.read_bytes().startswith(b"\x89PNG") for p in pictures)
 
 
 def test_generate_prints_the_continuation(llama_pte):
