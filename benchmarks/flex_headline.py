@@ -45,6 +45,17 @@ print(json.dumps({'extra_bytes': status('VmHWM') - before, 'output_bytes': outpu
 """
 
 
+PLANNING = """
+import sys
+import torch, flexpte
+length, dtype, calls = int(sys.argv[2]), getattr(torch, sys.argv[3]), int(sys.argv[4])
+inputs = [torch.randn(1, 8, length, 64).to(dtype) for _ in range(3)]
+session = flexpte.load(sys.argv[1]).session()
+for _ in range(calls):
+    session.run('forward', *inputs)
+"""
+
+
 def sliding(window_tokens: int) -> Any:
     """The causal window mask."""
     return lambda b, h, q_idx, kv_idx: (q_idx >= kv_idx) & (q_idx - kv_idx < window_tokens)
@@ -75,7 +86,7 @@ def measure(length: int, window_tokens: int, dtype_name: str, repeats: int, with
         path = Path(folder) / "window.pte"
         flexpte.export(Windowed(window_tokens), inputs).save(path)
         session = flexpte.load(path).session()
-        extra = extra_memory(path, length, dtype)
+        extra = {**extra_memory(path, length, dtype), **planning(path, length, dtype, repeats)}
         contenders = {
             "flexpte": lambda: session.run("forward", *inputs),
             "sdpa_causal": lambda: nn.functional.scaled_dot_product_attention(*inputs, is_causal=True),
@@ -114,6 +125,16 @@ def extra_memory(path: Path, length: int, dtype: torch.dtype) -> dict[str, int]:
     return measured
 
 
+def planning(path: Path, length: int, dtype: torch.dtype, calls: int) -> dict[str, float]:
+    """Milliseconds and share of planning in a call, from the delegate's own profile."""
+    arguments = [str(path), str(length), str(dtype).removeprefix("torch."), str(calls)]
+    environment = {**os.environ, "FLEXPTE_PROFILE": "1"}
+    command = [sys.executable, "-c", PLANNING, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    words = next(line.split() for line in done.stderr.splitlines() if line.split()[:1] == ["planning"])
+    return {"planning_ms": float(words[1]), "planning_percent": float(words[3])}
+
+
 def main() -> None:
     """Measure and write build/bench/flex_headline.json."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -129,7 +150,11 @@ def main() -> None:
             rows.append(row)
             times = "  ".join(f"{n} {s['median'] * 1e3:.1f} ms" for n, s in row["seconds"].items())
             ratios = "  ".join(f"{n} {r:.2f}x" for n, r in row["ratio_to_flexpte"].items())
-            print(f"{length} window {window_tokens} {dtype}: {times} | over flexpte: {ratios}", flush=True)
+            print(
+                f"{length} window {window_tokens} {dtype}: {times} | over flexpte: {ratios} | "
+                f"planning {row['planning_percent']}% of a call",
+                flush=True,
+            )
     save("flex_headline", {"rows": rows})
 
 

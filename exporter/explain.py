@@ -1,7 +1,8 @@
 """What is proved of each mask: which tiles are empty, full or partial, and the window that it keeps.
 
-The proofs are those of the delegate (``metal_delegate/ranges.h``, asked through the runtime's bindings): a
-report says what will run, not what another implementation would do.
+The answers are those of the delegate (``metal_delegate/ranges.h``, asked through the runtime's bindings): a
+report says what will run, not what another implementation would do. Tiles that cannot be proved are tried
+element by element, there as in plans, so tiles are exact; windows are proved.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _CACHE_UPDATES = ("index_copy", "index_copy_", "index_put", "index_put_")
 
 @dataclass(frozen=True, eq=False)
 class MaskExplanation:
-    """One mask at the lengths of the example inputs, for batch 0 and head 0.
+    """One mask at the lengths of the example inputs, for batch 0 and one head.
 
     ``tiles`` [ceil(num_queries / TILE), ceil(num_keys / TILE)] holds EMPTY, FULL or PARTIAL.
     ``window_tokens`` = W: proved for every row that only the last W keys up to its own position, itself
@@ -74,7 +75,7 @@ class MaskExplanation:
         )
 
 
-def explain_masks(program: ExportedProgram) -> dict[str, MaskExplanation]:
+def explain_masks(program: ExportedProgram, *, head: int = 0) -> dict[str, MaskExplanation]:
     """By the name of each masked attention of a captured program, what is proved at its example inputs.
 
     Attentions without a mask, and those whose mask the model computes, are left out.
@@ -98,6 +99,7 @@ def explain_masks(program: ExportedProgram) -> dict[str, MaskExplanation]:
                 [int(values[s]) if isinstance(s, fx.Node) else int(s) for s in scalars],
                 lengths,
                 [_is_position(c) for c in captures],
+                head,
             )
         result[node.name] = seen[key]
     return result
@@ -109,10 +111,11 @@ def _explain(
     scalars: list[int],
     lengths: tuple[int, ...],
     are_positions: list[bool],
+    head: int,
 ) -> MaskExplanation:
     num_queries, num_keys = lengths
     bound = _bind(mask, captures, scalars, num_queries, num_keys)
-    tiles = bound.tiles(0, 0, TILE, TILE)
+    tiles = bound.tiles(0, head, TILE, TILE)
     by_position = _rows_are_positions(mask, are_positions)
     window = None
     if by_position is not None:

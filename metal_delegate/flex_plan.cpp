@@ -56,6 +56,7 @@ class Planner {
 
   Status plan_entry(int64_t batch, int64_t head) {
     int64_t listed_block = -1;
+    is_relative_ = has_mask_ && plan_.bound_mask.relative_interval(batch, head, &relative_);
     if (!spec_.has_block_lists) plan_.segments.assign(1, {0, static_cast<int32_t>(plan_.num_keys), RunKind::kMask});
     for (int64_t tile = 0; tile < plan_.num_tiles(); ++tile) {
       const auto t = static_cast<size_t>(tile);
@@ -139,7 +140,9 @@ class Planner {
       for (const KeyRun& segment : plan_.segments) emit(segment.begin, segment.end, RunKind::kFull);
       return;
     }
-    const KeyRange visible = plan_.bound_mask.visible_keys(batch, head, q_begin_, q_end_);
+    const KeyRange visible = is_relative_ ? KeyRange{std::max<int64_t>(0, relative_.begin + q_begin_),
+                                                     std::min(plan_.num_keys, relative_.end + q_end_ - 1)}
+                                          : plan_.bound_mask.visible_keys(batch, head, q_begin_, q_end_);
     const bool bounded = !visible.empty() && bound_rows(batch, head, visible);
     for (const KeyRun& segment : plan_.segments) {
       if (segment.kind == RunKind::kFull) {
@@ -163,8 +166,9 @@ class Planner {
     bounds_ = {plan_.num_keys, 0};
     core_ = {0, plan_.num_keys};
     for (int64_t q = q_begin_; q < q_end_; ++q) {
-      KeyRange row;
-      if (!plan_.bound_mask.row_interval(batch, head, q, visible.begin, visible.end, &row)) return false;
+      KeyRange row{std::max<int64_t>(0, relative_.begin + q), std::min(plan_.num_keys, relative_.end + q)};
+      if (!is_relative_ && !plan_.bound_mask.row_interval(batch, head, q, visible.begin, visible.end, &row))
+        return false;
       if (row.empty()) {
         row = {0, 0};
         core_ = {0, 0};
@@ -202,7 +206,9 @@ class Planner {
     const int64_t first = begin / kFlexKeyTile;
     const int64_t last = (end - 1) / kFlexKeyTile;
     if (first == last) {
-      emit(begin, end, RunKind::kMask);
+      // Worth a look: a tile less is a tile less in all heads and all layers with this mask.
+      const Verdict seen = plan_.bound_mask.examine(batch, head, q_begin_, q_end_, begin, end);
+      if (seen != Verdict::kNone) emit(begin, end, seen == Verdict::kAll ? RunKind::kFull : RunKind::kMask);
       return;
     }
     const int64_t middle = (first + (last - first + 1) / 2) * kFlexKeyTile;
@@ -272,8 +278,10 @@ class Planner {
   int64_t q_begin_ = 0;
   int64_t q_end_ = 0;
   size_t first_run_of_tile_ = 0;
-  KeyRange bounds_;  // keys that some row of the tile sees
-  KeyRange core_;    // keys that every row of the tile sees
+  bool is_relative_ = false;
+  KeyRange relative_;  // where is_relative_: what row q sees is this plus q
+  KeyRange bounds_;    // keys that some row of the tile sees
+  KeyRange core_;      // keys that every row of the tile sees
 };
 
 }  // namespace

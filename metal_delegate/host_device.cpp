@@ -270,6 +270,7 @@ class HostInstance final : public DelegateInstance {
     if (!is_planned_[plan]) {
       FLEXPTE_TRY(attention.plan(args, plans_[plan], pool()));
       is_planned_[plan] = true;
+      if (profile_) profile_->add_planning();
     }
     return attention.run(args, plans_[plan], pool(), workspace_.bytes());
   }

@@ -26,7 +26,7 @@ Profile::~Profile() {
   if (num_calls_ == 0) return;
   std::array<Clock::duration, kNumOpKinds> by_kind{};
   std::array<int64_t, kNumOpKinds> counts{};
-  Clock::duration total{};
+  Clock::duration total = planning_;
   for (size_t i = 0; i < spent_.size(); ++i) {
     const auto kind = static_cast<size_t>(program_.instructions[i].kind);
     by_kind[kind] += spent_[i];
@@ -41,6 +41,10 @@ Profile::~Profile() {
     std::fprintf(stderr, "  %-14s x %5lld  %10.3f ms  %5.1f %%\n",
                  std::string(op_kind_name(static_cast<OpKind>(kind))).c_str(), static_cast<long long>(counts[kind]),
                  milliseconds(by_kind[kind]) / static_cast<double>(num_calls_), milliseconds(by_kind[kind]) * share);
+  }
+  if (planning_.count() > 0) {
+    std::fprintf(stderr, "  %-14s          %10.3f ms  %5.1f %%\n", "planning",
+                 milliseconds(planning_) / static_cast<double>(num_calls_), milliseconds(planning_) * share);
   }
   std::vector<size_t> order(spent_.size());
   std::iota(order.begin(), order.end(), size_t{0});

@@ -27,12 +27,19 @@ class Profile {
     spent_[instruction] += now - begun_;
     begun_ = now;
   }
+  // The time since the last start() or add() went to planning of an attention, apart from its instruction.
+  void add_planning() {
+    const Clock::time_point now = Clock::now();
+    planning_ += now - begun_;
+    begun_ = now;
+  }
   void count_call() { ++num_calls_; }
 
  private:
   using Clock = std::chrono::steady_clock;
   const BoundProgram& program_;
   std::vector<Clock::duration> spent_;
+  Clock::duration planning_{};
   Clock::time_point begun_;
   int64_t num_calls_ = 0;
 };

@@ -1,6 +1,8 @@
 #include "metal_delegate/ranges.h"
 
 #include <algorithm>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,10 +15,74 @@ namespace flexpte {
 using ranges::Box;
 using ranges::Node;
 
+namespace {
+
+// How large the constants of an expression may be for is_shift_invariant(), all together, and the lengths
+// and scalars of a call for relative_interval(): sums of them cannot overflow 32 bits.
+constexpr int64_t kMaxOffset = int64_t{1} << 28;
+constexpr int64_t kMaxScalar = int64_t{1} << 24;
+
+// Whether mask(q + 1, kv + 1) = mask(q, kv): every node is followed by how much it grows when both indices
+// grow by one. Indices grow by one, what is computed of things that do not grow does not, and a comparison
+// or difference of two that grow alike does not either.
+bool is_shift_invariant(std::span<const Node> nodes) {
+  std::vector<int64_t> growth(nodes.size(), 0);
+  std::vector<int64_t> offset(nodes.size(), 0);  // bound of what was added to the indices
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const Node& node = nodes[i];
+    const auto arg = [&](size_t k) { return static_cast<size_t>(node.arg(k)); };
+    const bool is_integer = node.type == DType::kI32 || node.type == DType::kI64;
+    bool grows = false;
+    for (size_t k = 0; k < static_cast<size_t>(node.num_args); ++k) grows = grows || growth[arg(k)] != 0;
+    switch (node.op) {
+      case ExprOp::kQIdx:
+      case ExprOp::kKvIdx:
+        growth[i] = 1;
+        break;
+      case ExprOp::kConstant:
+        offset[i] = is_integer ? std::clamp(node.value_int, -kMaxOffset, kMaxOffset) : kMaxOffset;
+        offset[i] = offset[i] < 0 ? -offset[i] : offset[i];
+        break;
+      case ExprOp::kScalar:
+        offset[i] = kMaxScalar;
+        break;
+      case ExprOp::kCast:
+        if (grows && !is_integer) return false;
+        growth[i] = growth[arg(0)];
+        offset[i] = is_integer ? offset[arg(0)] : kMaxOffset;
+        break;
+      case ExprOp::kAdd:
+      case ExprOp::kSub:
+        growth[i] = growth[arg(0)] + (node.op == ExprOp::kAdd ? growth[arg(1)] : -growth[arg(1)]);
+        if (growth[i] < -1 || growth[i] > 1) return false;
+        offset[i] = std::min(kMaxOffset, offset[arg(0)] + offset[arg(1)]);
+        if (grows && (!is_integer || offset[i] >= kMaxOffset)) return false;
+        break;
+      case ExprOp::kEq:
+      case ExprOp::kNe:
+      case ExprOp::kLt:
+      case ExprOp::kLe:
+      case ExprOp::kGt:
+      case ExprOp::kGe:
+        if (growth[arg(0)] != growth[arg(1)]) return false;
+        break;
+      default:
+        if (grows) return false;
+        offset[i] = kMaxOffset;
+        break;
+    }
+  }
+  return growth.back() == 0;
+}
+
+}  // namespace
+
 struct MaskRanges::Impl {
   std::vector<Node> nodes;
   int num_captures = 0;
+  std::optional<TileProgram> program;  // for what cannot be proved
   bool analysable = true;
+  bool shift_invariant = false;
   bool depends_on_batch = false;
   bool depends_on_head = false;
 };
@@ -34,6 +100,7 @@ Result<MaskRanges> MaskRanges::compile(const Expression& mask, int num_scalars, 
   }
   auto impl = std::make_unique<Impl>();
   impl->num_captures = static_cast<int>(capture_ranks.size());
+  FLEXPTE_ASSIGN(impl->program, TileProgram::compile(mask, 0, num_scalars, capture_ranks));
   const std::vector<bool> reachable = reachable_nodes(mask);
   std::vector<int32_t> number(mask.nodes.size(), -1);
   for (size_t i = 0; i < mask.nodes.size(); ++i) {
@@ -58,6 +125,7 @@ Result<MaskRanges> MaskRanges::compile(const Expression& mask, int num_scalars, 
     impl->nodes.push_back(node);
   }
   impl->analysable = impl->nodes.size() <= ranges::kMaxNodes;
+  impl->shift_invariant = impl->analysable && is_shift_invariant(impl->nodes);
   return MaskRanges(std::move(impl));
 }
 
@@ -71,9 +139,11 @@ bool MaskRanges::depends_on_head() const {
 struct BoundMask::Impl {
   const MaskRanges::Impl* mask = nullptr;
   std::vector<CaptureSummary> captures;
+  std::vector<TensorView> capture_views;
   std::vector<int64_t> scalars;
   int64_t num_queries = 0;
   int64_t num_keys = 0;
+  std::vector<std::byte> workspace;  // of examine()
 
   ranges::Context context() const { return {mask->nodes, captures, scalars}; }
 };
@@ -88,6 +158,7 @@ void BoundMask::bind(const MaskRanges& mask, std::span<const TensorView> capture
   impl_->mask = mask.impl_.get();
   if (impl_->captures.size() < captures.size()) impl_->captures.resize(captures.size());
   for (size_t i = 0; i < captures.size(); ++i) impl_->captures[i].bind(captures[i]);
+  impl_->capture_views.assign(captures.begin(), captures.end());
   impl_->scalars.assign(scalars.begin(), scalars.end());
   impl_->num_queries = num_queries;
   impl_->num_keys = num_keys;
@@ -104,6 +175,54 @@ Verdict BoundMask::classify(int64_t batch, int64_t head, int64_t q_begin, int64_
   return result.min != 0 ? Verdict::kAll : Verdict::kNone;
 }
 
+Verdict BoundMask::examine(int64_t batch, int64_t head, int64_t q_begin, int64_t q_end, int64_t kv_begin,
+                           int64_t kv_end) {
+  const Verdict proved = classify(batch, head, q_begin, q_end, kv_begin, kv_end);
+  if (proved != Verdict::kMixed) return proved;
+  constexpr int64_t kRows = 64;
+  constexpr int64_t kCols = 64;
+  const TileProgram& program = *impl_->mask->program;
+  constexpr size_t kAlignmentBytes = 64;
+  const size_t needed = program.workspace_bytes(kRows, kCols) + kAlignmentBytes;
+  if (impl_->workspace.size() < needed) impl_->workspace.resize(needed);
+  void* aligned = impl_->workspace.data();
+  size_t room = impl_->workspace.size();
+  std::align(kAlignmentBytes, needed - kAlignmentBytes, aligned, room);
+  const std::span<std::byte> workspace(static_cast<std::byte*>(aligned), room);
+  bool any = false;
+  bool all = true;
+  for (int64_t q = q_begin; q < q_end; q += kRows) {
+    for (int64_t kv = kv_begin; kv < kv_end; kv += kCols) {
+      const int64_t rows = std::min(kRows, q_end - q);
+      const int64_t cols = std::min(kCols, kv_end - kv);
+      TileInputs in;
+      in.batch = batch;
+      in.head = head;
+      in.q_begin = q;
+      in.kv_begin = kv;
+      in.captures = impl_->capture_views;
+      in.scalars = impl_->scalars;
+      bool is_outside = false;
+      const TileProgram::Tile tile = program.run(in, rows, cols, workspace, nullptr, 0, &is_outside);
+      if (is_outside) return Verdict::kMixed;
+      const bool by_row = tile.extent == Extent::kRows || tile.extent == Extent::kFull;
+      const bool by_col = tile.extent == Extent::kCols || tile.extent == Extent::kFull;
+      // One value per row lies along a single row.
+      const int64_t lines = by_row && by_col ? rows : 1;
+      const int64_t length = by_col ? cols : (by_row ? rows : 1);
+      const auto* data = static_cast<const uint8_t*>(tile.data);
+      for (int64_t line = 0; line < lines; ++line) {
+        const uint8_t* visible = data + line * tile.stride;
+        const auto seen = std::count_if(visible, visible + length, [](uint8_t v) { return v != 0; });
+        any = any || seen != 0;
+        all = all && seen == length;
+      }
+      if (any && !all) return Verdict::kMixed;
+    }
+  }
+  return any ? Verdict::kAll : Verdict::kNone;
+}
+
 bool BoundMask::row_interval(int64_t batch, int64_t head, int64_t q, int64_t kv_begin, int64_t kv_end,
                              KeyRange* visible) const {
   *visible = {kv_begin, kv_begin};
@@ -115,6 +234,14 @@ bool BoundMask::row_interval(int64_t batch, int64_t head, int64_t q, int64_t kv_
   if (!ranges::visible_set(context, box, &set) || set.count > 1) return false;
   if (set.count == 1) *visible = {set.begin[0], set.end[0]};
   return true;
+}
+
+bool BoundMask::relative_interval(int64_t batch, int64_t head, KeyRange* visible) const {
+  if (!impl_->mask->shift_invariant || impl_->num_queries >= kMaxOffset || impl_->num_keys >= kMaxOffset) return false;
+  for (const int64_t scalar : impl_->scalars) {
+    if (scalar < -kMaxScalar || scalar > kMaxScalar) return false;
+  }
+  return row_interval(batch, head, 0, -impl_->num_queries, impl_->num_keys, visible);
 }
 
 KeyRange BoundMask::visible_keys(int64_t batch, int64_t head, int64_t q_begin, int64_t q_end) const {

@@ -66,9 +66,19 @@ class BoundMask {
   // The mask over queries [q_begin, q_end) and keys [kv_begin, kv_end), not empty.
   Verdict classify(int64_t batch, int64_t head, int64_t q_begin, int64_t q_end, int64_t kv_begin, int64_t kv_end) const;
 
+  // As classify, but what cannot be proved of a tile is tried: the mask is evaluated for every element, so
+  // the answer is exact (kMixed: true somewhere and false somewhere, or a capture is read out of bounds).
+  // For single tiles; not for several threads at once.
+  Verdict examine(int64_t batch, int64_t head, int64_t q_begin, int64_t q_end, int64_t kv_begin, int64_t kv_end);
+
   // True when the keys in [kv_begin, kv_end) that row `q` sees are proved to be one interval, which
   // is then stored in *visible, exactly (empty: {kv_begin, kv_begin}). False: evaluate the mask.
   bool row_interval(int64_t batch, int64_t head, int64_t q, int64_t kv_begin, int64_t kv_end, KeyRange* visible) const;
+
+  // For masks that depend on q - kv only (and the batch and head): true when row 0, its keys counted from
+  // -num_queries on, sees one interval, which is stored; row q then sees that interval plus q, cut to
+  // [0, num_keys), exactly.
+  bool relative_interval(int64_t batch, int64_t head, KeyRange* visible) const;
 
   // The smallest range found that holds all keys in [0, num_keys) that any of the rows
   // [q_begin, q_end) sees.

@@ -69,8 +69,8 @@ class Mask {
     bound_.bind(*ranges_, views, scalars, num_queries, num_keys);
   }
 
-  // Verdicts [q tiles, kv tiles]: 0 none, 1 all, 2 mixed.
-  nb::object tiles(int64_t batch, int64_t head, int64_t q_tile, int64_t kv_tile) const {
+  // Verdicts [q tiles, kv tiles], as plans have them (what is not proved is tried): 0 none, 1 all, 2 mixed.
+  nb::object tiles(int64_t batch, int64_t head, int64_t q_tile, int64_t kv_tile) {
     if (q_tile < 1 || kv_tile < 1) throw nb::value_error("tiles have at least one row and one column");
     const int64_t rows = (num_queries_ + q_tile - 1) / q_tile;
     const int64_t cols = (num_keys_ + kv_tile - 1) / kv_tile;
@@ -78,8 +78,8 @@ class Mask {
     nb::capsule owner(verdicts, [](void* p) noexcept { delete static_cast<std::vector<uint8_t>*>(p); });
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < cols; ++j) {
-        const Verdict verdict = bound_.classify(batch, head, i * q_tile, std::min(num_queries_, (i + 1) * q_tile),
-                                                j * kv_tile, std::min(num_keys_, (j + 1) * kv_tile));
+        const Verdict verdict = bound_.examine(batch, head, i * q_tile, std::min(num_queries_, (i + 1) * q_tile),
+                                               j * kv_tile, std::min(num_keys_, (j + 1) * kv_tile));
         (*verdicts)[static_cast<size_t>(i * cols + j)] = static_cast<uint8_t>(verdict);
       }
     }

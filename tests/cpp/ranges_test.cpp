@@ -65,6 +65,8 @@ struct Found {
   int64_t tiles = 0, wrong_tiles = 0, exact_tiles = 0;
   int64_t rows = 0, wrong_rows = 0, interval_rows = 0, solved_rows = 0;
   bool hull_holds = true, hull_exact = true;
+  bool is_relative = false, relative_holds = true;
+  int64_t wrong_looks = 0, undecided_looks = 0;
 };
 
 Found check(const Case& c, int64_t q_tile, int64_t kv_tile) {
@@ -84,6 +86,9 @@ Found check(const Case& c, int64_t q_tile, int64_t kv_tile) {
       ++found.tiles;
       found.wrong_tiles += verdict != Verdict::kMixed && verdict != truth;
       found.exact_tiles += verdict == truth;
+      const Verdict look = bound.examine(b, h, q, q_end, kv, kv_end);
+      found.wrong_looks += look != Verdict::kMixed && look != truth;
+      found.undecided_looks += look != truth;
     }
     const KeyRange keys = bound.visible_keys(b, h, q, q_end);
     int64_t first = c.num_keys, last = -1;
@@ -99,6 +104,13 @@ Found check(const Case& c, int64_t q_tile, int64_t kv_tile) {
       found.hull_exact &= keys.begin == first && keys.end == last + 1;
     } else {
       found.hull_exact &= keys.empty();
+    }
+  }
+  KeyRange relative;
+  found.is_relative = bound.relative_interval(b, h, &relative);
+  for (int64_t q = 0; q < c.num_queries && found.is_relative; ++q) {
+    for (int64_t kv = 0; kv < c.num_keys; ++kv) {
+      found.relative_holds &= dense.at(q, kv) == (relative.begin + q <= kv && kv < relative.end + q);
     }
   }
   for (int64_t q = 0; q < c.num_queries; ++q) {
@@ -124,7 +136,9 @@ Found check(const Case& c, int64_t q_tile, int64_t kv_tile) {
 void expect_sound(const Found& found) {
   EXPECT_EQ(found.wrong_tiles, 0);
   EXPECT_EQ(found.wrong_rows, 0);
+  EXPECT_EQ(found.wrong_looks, 0);
   EXPECT_TRUE(found.hull_holds);
+  EXPECT_TRUE(found.relative_holds);
 }
 
 // Nothing that the dense mask shows at this granularity may be missed.
@@ -134,6 +148,7 @@ void expect_exact(const Case& c, bool rows_too = true) {
     const Found found = check(c, q_tile, kv_tile);
     expect_sound(found);
     EXPECT_EQ(found.exact_tiles, found.tiles);
+    EXPECT_EQ(found.undecided_looks, 0);
     EXPECT_TRUE(found.hull_exact);
     EXPECT_TRUE(!rows_too || found.solved_rows == found.rows);
   }
@@ -332,7 +347,7 @@ TEST(Ranges, RandomMasksAreSound) {
   std::mt19937 random(7);
   const auto pick = [&](int64_t n) { return std::uniform_int_distribution<int64_t>(0, n - 1)(random); };
   constexpr DType types[] = {kBool, kI32, kI64, DType::kF32};
-  int64_t decided = 0, tiles = 0, solved = 0;
+  int64_t decided = 0, tiles = 0, solved = 0, relative = 0;
   for (int round = 0; round < 4000; ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     Case c;
@@ -424,8 +439,10 @@ TEST(Ranges, RandomMasksAreSound) {
     decided += found.exact_tiles;
     tiles += found.tiles;
     solved += found.solved_rows;
+    relative += found.is_relative;
     if (HasFailure()) return;
   }
+  EXPECT_GT(relative, 200);
   EXPECT_GT(decided, tiles / 2);
   EXPECT_GT(solved, 10000);
 }

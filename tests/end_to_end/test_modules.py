@@ -112,6 +112,111 @@ def test_cross_attention_block_of_any_lengths_and_batch(delegate):
     )
 
 
+class VisionTransformer(nn.Module):
+    """Patch embedding, class token, learned positions, one pre-norm block in which patches see their neighbours."""
+
+    def __init__(self, dim=48, num_heads=3, patch=4, grid=8):
+        super().__init__()
+        self.num_heads, self.grid = num_heads, grid
+        self.patches = nn.Conv2d(3, dim, patch, stride=patch)
+        self.token = nn.Parameter(torch.randn(1, 1, dim))
+        self.positions = nn.Parameter(torch.randn(1, grid * grid + 1, dim))
+        self.norm1, self.norm2, self.norm3 = nn.LayerNorm(dim), nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv, self.out, self.classes = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim), nn.Linear(dim, 10)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(approximate="tanh"), nn.Linear(4 * dim, dim))
+
+    def forward(self, images):
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.positions
+        grid = self.grid
+
+        def near(b, h, q_idx, kv_idx):
+            q, kv = q_idx - 1, kv_idx - 1
+            is_near = ((q // grid - kv // grid).abs() <= 2) & ((q % grid - kv % grid).abs() <= 2)
+            return (q_idx == 0) | (kv_idx == 0) | is_near
+
+        block_mask = create_block_mask(near, None, None, x.shape[1], x.shape[1], device="cpu")
+        query, key, value = self.qkv(self.norm1(x)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = flex_attention(query, key, value, block_mask=block_mask)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        x = x + self.mlp(self.norm2(x))
+        return self.classes(self.norm3(x[:, 0]))
+
+
+@pytest.mark.parametrize("size", [32, 34])
+def test_vision_transformer_with_a_neighbourhood_mask(size):
+    torch.manual_seed(0)
+    check(VisionTransformer().eval(), (torch.randn(2, 3, size, size),))
+
+
+def test_convolutions_whose_patches_do_not_overlap():
+    torch.manual_seed(0)
+    check(nn.Conv1d(6, 5, 1), (torch.randn(2, 6, 9),))
+    check(nn.Conv1d(6, 5, 4, stride=4, bias=False), (torch.randn(2, 6, 11),))
+    check(nn.Conv3d(2, 7, (1, 2, 3), stride=(1, 2, 3)), (torch.randn(1, 2, 3, 4, 6),))
+
+
+class LocalAndGlobal(nn.Module):
+    """Layers as ModernBERT has them: every third sees all tokens, the others 8 to either side; rotary, gated GELU."""
+
+    def __init__(self, num_layers=4, dim=64, num_heads=4, window_tokens=8):
+        super().__init__()
+        self.num_heads, self.window_tokens = num_heads, window_tokens
+        self.embedding = nn.Embedding(100, dim)
+        self.norms = nn.ModuleList(nn.LayerNorm(dim, bias=False) for _ in range(2 * num_layers))
+        self.qkv = nn.ModuleList(nn.Linear(dim, 3 * dim, bias=False) for _ in range(num_layers))
+        self.out = nn.ModuleList(nn.Linear(dim, dim, bias=False) for _ in range(num_layers))
+        self.up = nn.ModuleList(nn.Linear(dim, 4 * dim, bias=False) for _ in range(num_layers))
+        self.down = nn.ModuleList(nn.Linear(2 * dim, dim, bias=False) for _ in range(num_layers))
+
+    def rotate(self, x, base):
+        half = x.shape[-1] // 2
+        angles = torch.arange(x.shape[2])[:, None] * base ** (-torch.arange(half) / half)
+        a, b = x[..., :half], x[..., half:]
+        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
+
+    def forward(self, tokens, lengths):
+        x = self.embedding(tokens)
+        count = x.shape[1]
+
+        def everywhere(b, h, q_idx, kv_idx):
+            return kv_idx < lengths[b]
+
+        def nearby(b, h, q_idx, kv_idx):
+            return (kv_idx < lengths[b]) & ((q_idx - kv_idx).abs() <= self.window_tokens)
+
+        masks = [create_block_mask(m, x.shape[0], None, count, count, device="cpu") for m in (everywhere, nearby)]
+        for i, (qkv, out, up, down) in enumerate(zip(self.qkv, self.out, self.up, self.down, strict=True)):
+            is_local = i % 3 != 0
+            query, key, value = qkv(self.norms[2 * i](x)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+            base = 1e4 if is_local else 1.6e5
+            attended = flex_attention(
+                self.rotate(query, base), self.rotate(key, base), value, block_mask=masks[is_local]
+            )
+            x = x + out(attended.transpose(1, 2).flatten(2))
+            value, gate = up(self.norms[2 * i + 1](x)).chunk(2, -1)
+            x = x + down(nn.functional.gelu(value) * gate)
+        is_token = (torch.arange(count) < lengths[:, None]).to(x.dtype).unsqueeze(-1)
+        return (x * is_token).sum(1) / is_token.sum(1)
+
+
+def test_local_and_global_layers_alternate():
+    torch.manual_seed(0)
+    batch, length = Dim("batch", min=1, max=4), Dim("length", min=1, max=200)
+
+    def inputs(batch_size, count):
+        return torch.randint(0, 100, (batch_size, count)), torch.randint(1, count + 1, (batch_size,))
+
+    check(
+        LocalAndGlobal().eval(),
+        inputs(2, 30),
+        inputs(1, 1),
+        inputs(4, 200),
+        inputs(3, 65),
+        dynamic_shapes={"tokens": {0: batch, 1: length}, "lengths": {0: batch}},
+    )
+
+
 @pytest.mark.parametrize("delegate", ["full", "none"])
 def test_modules_without_attention(delegate):
     module = nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.LayerNorm(12), nn.Softmax(-1))

@@ -48,6 +48,7 @@ def dense_tiles(mask_mod, num_queries, num_keys):
 
 DOCUMENTS = torch.tensor([0] * 70 + [3] * 58 + [4] * 172)
 LENGTHS = torch.tensor([131])
+WINDOWS = torch.tensor([16, 100])
 EXACT = {
     "causal": lambda b, h, q, kv: q >= kv,
     "window_1": lambda b, h, q, kv: (q >= kv) & (q - kv < 1),
@@ -57,6 +58,15 @@ EXACT = {
     "documents": lambda b, h, q, kv: (DOCUMENTS[q] == DOCUMENTS[kv]) & (q >= kv),
     "padding": lambda b, h, q, kv: kv < LENGTHS[b],
     "neighbourhood": lambda b, h, q, kv: (q // 20 - kv // 20).abs() <= 1,
+    "two_dimensions": lambda b, h, q, kv: ((q // 20 - kv // 20).abs() <= 2) & ((q % 20 - kv % 20).abs() <= 2),
+    "two_dimensions_clamped": lambda b, h, q, kv: (
+        (((q // 20).clamp(3, 11) - kv // 20).abs() <= 3) & (((q % 20).clamp(3, 16) - kv % 20).abs() <= 3)
+    ),
+    "dilated": lambda b, h, q, kv: (q >= kv) & ((q - kv) % 2 == 0) & (q - kv < 130),
+    "dilated_by_tiles": lambda b, h, q, kv: (q >= kv) & ((q - kv) % 192 == 0),
+    "sinks": lambda b, h, q, kv: (q >= kv) & ((kv < 4) | (q - kv < 50)),
+    "two_sided": lambda b, h, q, kv: (q - kv).abs() <= 32,
+    "window_of_head": lambda b, h, q, kv: (q >= kv) & (q - kv < WINDOWS[h]),
     "nothing": lambda b, h, q, kv: q < kv - 1000,
     "everything": lambda b, h, q, kv: q + kv >= 0,
 }
@@ -143,3 +153,13 @@ def test_pictures(tmp_path):
     assert text_picture(tiles, columns=1) == "▒"
     write_png(tmp_path / "mask.png", tiles, pixels=3)
     assert (tmp_path / "mask.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+@pytest.mark.parametrize("head", [0, 1])
+@pytest.mark.parametrize("name", ["window_of_head", "causal"])
+def test_every_head_has_its_own_tiles(name, head):
+    module = Masked(EXACT[name], heads=2)
+    inputs = (torch.randn(1, 2, 300, 8), torch.randn(1, 2, 300, 8))
+    (mask,) = explain_masks(capture(module, inputs), head=head).values()
+    want = dense_tiles(lambda b, h, q, kv: EXACT[name](b, torch.tensor(head), q, kv), 300, 300)
+    np.testing.assert_array_equal(mask.tiles, want)
