@@ -231,6 +231,8 @@ class FlexAttention(Op):
     kv_indices: int = -1
     full_kv_num_blocks: int = -1
     full_kv_indices: int = -1
+    prefill_rows: int = 0
+    decode_rows: int = 0
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, Pyth
 import flexpte.metal_delegate.payload_generated as schema
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.expression import Expression, Node
-from flexpte.exporter.ir import Op, Region, Size
+from flexpte.exporter.ir import Instruction, Region, Size
+from flexpte.exporter.msl_library import metal_library
 from flexpte.exporter.symbols import upper_bound
 
 VERSION = 1
@@ -123,7 +124,12 @@ def pack(region: Region, keys: dict[int, str], exporter: str) -> bytes:
     payload.constants = [_constant(c.tensor, keys[i]) for i, c in enumerate(region.constants)]
     payload.states = [_state(s) for s in region.states]
     expressions: dict[Expression, int] = {}
-    payload.instructions = [_instruction(i.op, i.name, expressions, scalars) for i in region.instructions]
+    library = metal_library(region)
+    payload.instructions = [
+        _instruction(i, kernels, expressions, scalars)
+        for i, kernels in zip(library.instructions, library.kernels, strict=True)
+    ]
+    payload.metalLibrary = library.source
     payload.expressions = [_expression(e) for e in expressions]
     payload.inputs, payload.outputs = list(region.inputs), list(region.outputs)
     payload.arenaSizeBytes = region.arena_size_bytes
@@ -179,7 +185,10 @@ def _node(node: Node) -> Any:
     return t
 
 
-def _instruction(op: Op, name: str, expressions: dict[Expression, int], scalars: _Scalars) -> Any:
+def _instruction(
+    instruction: Instruction, kernels: tuple[str, ...], expressions: dict[Expression, int], scalars: _Scalars
+) -> Any:
+    op = instruction.op
     kind = type(op).__name__
     body = getattr(schema, f"{kind}T")()
     for f in fields(op):
@@ -200,7 +209,7 @@ def _instruction(op: Op, name: str, expressions: dict[Expression, int], scalars:
         assert hasattr(body, attribute), f"{kind}.{attribute} is not in the schema"
         setattr(body, attribute, value)
     t = schema.InstructionT()
-    t.opType, t.op, t.name = getattr(schema.Op, kind), body, name
+    t.opType, t.op, t.name, t.kernels = getattr(schema.Op, kind), body, instruction.name, list(kernels)
     return t
 
 

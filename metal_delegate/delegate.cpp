@@ -4,7 +4,9 @@
 
 #include "metal_delegate/describe.h"
 #include "metal_delegate/device.h"
+#include "metal_delegate/gpu/gpu_device.h"
 #include "metal_delegate/host_device.h"
+#include "metal_delegate/msl_shim/msl_library.h"
 #include "metal_delegate/payload.h"
 
 namespace flexpte {
@@ -35,11 +37,18 @@ class LoadedPayload final : public LoadedDelegate {
   std::vector<StateInfo> states_;
 };
 
+Result<std::shared_ptr<gpu::Library>> make_msl_host_library(std::string_view metal_text) {
+  FLEXPTE_ASSIGN(std::shared_ptr<msl_host::Library> library,
+                 msl_host::compile_library(metal_text, msl_host::Options::from_environment()));
+  return std::shared_ptr<gpu::Library>(std::move(library));
+}
+
 class MetalDelegate final : public Delegate {
  public:
   explicit MetalDelegate(DelegateOptions options) : wanted_(std::move(options.device)) {
     if (options.pool == nullptr) options.pool = std::make_shared<ThreadPool>(ThreadPool::default_num_threads());
     devices_.push_back(bound::make_host_device(std::move(options.pool)));
+    devices_.push_back(bound::make_gpu_device("msl-host", make_msl_host_library));
   }
 
   std::string_view name() const override { return "FlexpteBackend"; }

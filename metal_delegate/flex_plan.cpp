@@ -20,11 +20,11 @@ int64_t read_index(const TensorView& view, int64_t offset) {
 // Plans one call. The runs of a tile are emitted in ascending order of keys.
 class Planner {
  public:
-  Planner(const FlexAttentionSpec& spec, const FlexAttentionArgs& args, bool has_mask, PlanData& plan)
-      : spec_(spec), args_(args), has_mask_(has_mask), plan_(plan) {}
+  Planner(const FlexAttentionSpec& spec, const FlexAttentionArgs& args, bool has_mask, int64_t q_tile, PlanData& plan)
+      : spec_(spec), args_(args), has_mask_(has_mask), q_tile_(q_tile), plan_(plan) {}
 
   Status run() {
-    plan_.counts = {0, 0, 0, kFlexQueryTile, kFlexKeyTile};
+    plan_.counts = {0, 0, 0, q_tile_, kFlexKeyTile};
     plan_.runs.clear();
     plan_.first_run.clear();
     cut_queries();
@@ -49,7 +49,7 @@ class Planner {
     plan_.tile_begin.clear();
     for (int64_t begin = 0; begin < plan_.num_queries; begin += block) {
       const int64_t end = std::min(plan_.num_queries, begin + block);
-      for (int64_t q = begin; q < end; q += kFlexQueryTile) plan_.tile_begin.push_back(static_cast<int32_t>(q));
+      for (int64_t q = begin; q < end; q += q_tile_) plan_.tile_begin.push_back(static_cast<int32_t>(q));
     }
     plan_.tile_begin.push_back(static_cast<int32_t>(plan_.num_queries));
   }
@@ -274,6 +274,7 @@ class Planner {
   const FlexAttentionSpec& spec_;
   const FlexAttentionArgs& args_;
   const bool has_mask_;
+  const int64_t q_tile_;
   PlanData& plan_;
   int64_t q_begin_ = 0;
   int64_t q_end_ = 0;
@@ -286,28 +287,37 @@ class Planner {
 
 }  // namespace
 
-Status build_plan(const FlexAttentionSpec& spec, const FlexAttentionArgs& args, const MaskRanges* mask,
-                  PlanData& plan) {
+namespace {
+
+// Whether block lists differ along dimension `dim`, 0 the batch, 1 the head.
+bool lists_differ(const FlexAttentionSpec& spec, const FlexAttentionArgs& args, int32_t dim) {
+  if (!spec.has_block_lists) return false;
+  for (const TensorView* list :
+       {&args.kv_num_blocks, &args.kv_indices, &args.full_kv_num_blocks, &args.full_kv_indices}) {
+    if (list->data != nullptr && list->size(dim) != 1) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool plan_depends_on_head(const FlexAttentionSpec& spec, const FlexAttentionArgs& args, const MaskRanges* mask) {
+  return (mask != nullptr && mask->depends_on_head()) || lists_differ(spec, args, 1);
+}
+
+Status build_plan(const FlexAttentionSpec& spec, const FlexAttentionArgs& args, const MaskRanges* mask, PlanData& plan,
+                  int64_t q_tile) {
   const int64_t batch = args.query.size(0);
   const int64_t num_heads = args.query.size(1);
   plan.num_queries = args.query.size(2);
   plan.num_keys = args.key.size(2);
-  bool per_batch = mask != nullptr && mask->depends_on_batch();
-  bool per_head = mask != nullptr && mask->depends_on_head();
-  if (spec.has_block_lists) {
-    for (const TensorView* list :
-         {&args.kv_num_blocks, &args.kv_indices, &args.full_kv_num_blocks, &args.full_kv_indices}) {
-      if (list->data == nullptr) continue;
-      per_batch = per_batch || list->size(0) != 1;
-      per_head = per_head || list->size(1) != 1;
-    }
-  }
+  const bool per_batch = (mask != nullptr && mask->depends_on_batch()) || lists_differ(spec, args, 0);
   plan.num_batches = per_batch ? batch : 1;
-  plan.num_heads = per_head ? num_heads : 1;
+  plan.num_heads = plan_depends_on_head(spec, args, mask) ? num_heads : 1;
   if (mask != nullptr) {
     plan.bound_mask.bind(*mask, args.mask_captures, args.mask_scalars, plan.num_queries, plan.num_keys);
   }
-  return Planner(spec, args, mask != nullptr, plan).run();
+  return Planner(spec, args, mask != nullptr, q_tile, plan).run();
 }
 
 }  // namespace flexpte

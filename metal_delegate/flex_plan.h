@@ -61,7 +61,12 @@ struct PlanData {
   }
 };
 
-// Fills `plan`. Shapes of `args` are valid; the contents of block lists are checked here.
-Status build_plan(const FlexAttentionSpec& spec, const FlexAttentionArgs& args, const MaskRanges* mask, PlanData& plan);
+// Whether heads may visit different keys: the mask or the block lists differ by head.
+bool plan_depends_on_head(const FlexAttentionSpec& spec, const FlexAttentionArgs& args, const MaskRanges* mask);
+
+// Fills `plan`, with tiles of at most `q_tile` queries. Shapes of `args` are valid; the contents of block lists
+// are checked here.
+Status build_plan(const FlexAttentionSpec& spec, const FlexAttentionArgs& args, const MaskRanges* mask, PlanData& plan,
+                  int64_t q_tile = kFlexQueryTile);
 
 }  // namespace flexpte

@@ -385,6 +385,20 @@ Status Frame::check_positions() const {
   return Status::ok();
 }
 
+bool Frame::has_computed_positions() const {
+  return std::any_of(positions_.begin(), positions_.end(), [this](const Positions& positions) {
+    return program_.storage_kind(positions.index) == StorageKind::kArena;
+  });
+}
+
+std::span<std::byte> Frame::storage(size_t number) const {
+  const Storage& storage = program_.storages[number];
+  std::byte* data = storage_data_[number];
+  if (storage.kind == StorageKind::kInput) data = call_inputs_[static_cast<size_t>(storage.index)];
+  if (storage.kind == StorageKind::kOutput) data = call_outputs_[static_cast<size_t>(storage.index)];
+  return data == nullptr ? std::span<std::byte>() : std::span(data, static_cast<size_t>(storage_bytes_[number]));
+}
+
 void Frame::finish(std::span<DelegateArgument> outputs) const {
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (program_.storage_kind(program_.outputs[i]) == StorageKind::kOutput) continue;

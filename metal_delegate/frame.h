@@ -32,6 +32,13 @@ class Frame {
   // Sets the outputs' sizes, and copies those that do not lie in the caller's memory.
   void finish(std::span<DelegateArgument> outputs) const;
 
+  // Whether check_positions() reads what an instruction computes.
+  bool has_computed_positions() const;
+
+  // The memory of all arena storages together, and of one storage in this call (empty: none).
+  std::span<std::byte> arena() const { return arena_.bytes(); }
+  std::span<std::byte> storage(size_t number) const;
+
   // Of one instruction, in the order of Instruction::operands; an absent one has no data.
   std::span<const TensorView> operands(size_t instruction) const {
     return {slots_.data() + first_slot_[instruction], program_.instructions[instruction].operands.size()};

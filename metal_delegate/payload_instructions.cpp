@@ -195,6 +195,15 @@ class InstructionDecoder {
     params.num_mask_scalars = static_cast<int32_t>(length(op.mask_scalars()));
     params.q_block_size = op.q_block_size();
     params.kv_block_size = op.kv_block_size();
+    params.prefill_rows = op.prefill_rows();
+    params.decode_rows = op.decode_rows();
+    constexpr int32_t kMaxPrefillRows = 64;
+    constexpr int32_t kMaxDecodeRows = 8;
+    if (params.prefill_rows < 0 || params.prefill_rows > kMaxPrefillRows || params.prefill_rows % 8 != 0 ||
+        params.decode_rows < 0 || params.decode_rows > kMaxDecodeRows) {
+      return malformed("has Metal kernels of " + std::to_string(params.prefill_rows) + " and " +
+                       std::to_string(params.decode_rows) + " rows");
+    }
     to_.params = params;
     return Status::ok();
   }
@@ -278,6 +287,9 @@ Status decode_instructions(const payload::Payload& payload, BoundProgram& progra
     const payload::Instruction& from = *payload.instructions()->Get(static_cast<uint32_t>(i));
     Instruction& instruction = program.instructions.emplace_back();
     if (from.name() != nullptr) instruction.name = from.name()->str();
+    if (from.kernels() != nullptr) {
+      for (const flatbuffers::String* kernel : *from.kernels()) instruction.kernels.push_back(kernel->str());
+    }
     if (from.op_type() > payload::Op::NONE && from.op_type() <= payload::Op::MAX) {
       instruction.kind = static_cast<OpKind>(static_cast<int>(from.op_type()) - 1);
     }

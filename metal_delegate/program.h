@@ -139,7 +139,9 @@ struct FlexParams {
   int32_t num_mask_scalars = 0;
   int64_t q_block_size = 0;
   int64_t kv_block_size = 0;
-  int32_t plan = 0;  // attentions with equal numbers have one plan per execute
+  int32_t prefill_rows = 0;  // of a threadgroup of the Metal kernels
+  int32_t decode_rows = 0;   // 0: there is no decode kernel
+  int32_t plan = 0;          // attentions with equal numbers have one plan per execute
 };
 
 // Operand positions, by kind. An operand is a value number, or -1 where an optional one is absent.
@@ -160,6 +162,7 @@ inline constexpr size_t kQuery = 0, kKey = 1, kValue = 2, kFlexOut = 3, kLse = 4
 struct Instruction {
   OpKind kind = OpKind::kLinear;
   std::string name;
+  std::vector<std::string> kernels;  // functions of BoundProgram::metal_library
   std::vector<int32_t> operands;
   std::vector<int32_t> scalars;  // Elementwise; FlexAttention: of the score, then of the mask
   std::variant<NoParams, GatherParams, NormParams, ElementwiseParams, ReduceParams, SoftmaxParams, IndexCopyParams,
@@ -182,6 +185,7 @@ struct BoundProgram {
   std::vector<int32_t> inputs;  // value, or -1 for an integer input
   std::vector<int32_t> outputs;
   uint64_t arena_size_bytes = 0;
+  std::string metal_library;  // empty: this payload has no Metal kernels
   int32_t num_plans = 0;
 
   // Number of the first instruction that writes a state, or of instructions.

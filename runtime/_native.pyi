@@ -1,5 +1,6 @@
 """The runtime's bindings, see bindings/native.cpp."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 class Program:
@@ -27,3 +28,39 @@ class Mask:
     ) -> None: ...
     def tiles(self, batch: int, head: int, q_tile: int, kv_tile: int) -> Any: ...
     def row(self, batch: int, head: int, q: int) -> tuple[int, int] | None: ...
+
+class MslLibrary:
+    """Metal kernels compiled for this machine. Faults raise FlexpteError with the kernel's name and line.
+
+    `checked` (default: unless FLEXPTE_MSL_CHECKS=0) checks and counts every access. `reversed` runs threadgroups
+    last to first. `constants` are the values of [[function_constant(n)]], by n.
+    """
+
+    functions: list[str]
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        checked: bool | None = None,
+        reversed: bool = False,
+        constants: Mapping[int, bool | int | float] = ...,
+    ) -> None: ...
+    def dispatch(
+        self,
+        function: str,
+        buffers: Sequence[Any],
+        params: bytes,
+        threadgroups: tuple[int, int, int],
+        threads: tuple[int, int, int],
+        *,
+        writable: Sequence[int] | None = None,
+        threadgroup_bytes: Sequence[int] | None = None,
+        names: Sequence[str] | None = None,
+    ) -> dict[str, Any]:
+        """Runs `function`; params are buffer(0), buffers[i] (numpy array or None) is buffer(1 + i).
+
+        `writable` holds the positions in `buffers` that the kernel may write (default: every array that numpy may
+        write); `threadgroup_bytes` the sizes of [[threadgroup(n)]] arguments; `names` names of the buffers, for
+        the counters that are returned (otherwise "buffer1", ...).
+        """

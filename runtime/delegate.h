@@ -51,6 +51,8 @@ class DelegateInstance {
   // Runs the region: inputs then outputs, in the order of the delegate call. Checks shapes and
   // positions before it writes anything, so that a failed call leaves the states unchanged.
   virtual Status execute(std::span<DelegateArgument> inputs, std::span<DelegateArgument> outputs) = 0;
+  // What its kernels did since it was made, where the device counts: one JSON object, else empty.
+  virtual std::string counters() const { return {}; }
 };
 
 // One cache or other state of a delegated region, for inspection.

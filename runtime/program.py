@@ -59,7 +59,8 @@ def load(
     """Load a ``.pte`` file, or its bytes, and verify all of it.
 
     A file is mapped read-only: weights cost memory only when touched. ``device`` is where delegated regions run:
-    ``"host"``, or ``"auto"`` for the best that this machine has. ``num_threads`` defaults to what the process
+    ``"host"``, ``"msl-host"`` (the file's Metal kernels, executed and checked on this machine: needs clang, slow), or
+    ``"auto"`` for the best that this machine has. ``num_threads`` defaults to what the process
     may use (environment variable ``FLEXPTE_NUM_THREADS``).
 
     Raises:
@@ -68,14 +69,13 @@ def load(
     """
     if device not in DEVICES:
         raise FlexpteError(f"unknown device {device!r}; there are {', '.join(DEVICES)}", "InvalidArgument")
-    if device in ("metal", "msl-host"):
-        raise FlexpteError(f"device {device!r} is not part of this build; available: host", "Unsupported")
+    name = "host" if device == "auto" else device
     if num_threads is not None and num_threads < 1:
         raise FlexpteError(f"num_threads is {num_threads}, expected at least 1", "InvalidArgument")
     threads = num_threads or 0
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return Program(_native.Program.load_bytes(bytes(source), "host", threads))
-    return Program(_native.Program.load_path(os.fspath(Path(source)), "host", threads))
+        return Program(_native.Program.load_bytes(bytes(source), name, threads))
+    return Program(_native.Program.load_path(os.fspath(Path(source)), name, threads))
 
 
 class Program:

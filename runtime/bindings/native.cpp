@@ -17,6 +17,7 @@
 
 #include "metal_delegate/delegate.h"
 #include "runtime/bindings/errors.h"
+#include "runtime/bindings/msl.h"
 #include "runtime/bindings/ranges.h"
 #include "runtime/kernels/kernels.h"
 #include "runtime/program.h"
@@ -353,4 +354,5 @@ NB_MODULE(_native, module) {
       .def("reset", &Session::reset)
       .def("states_size_bytes", &Session::states_size_bytes);
   flexpte::bindings::bind_ranges(module);
+  flexpte::bindings::bind_msl(module);
 }

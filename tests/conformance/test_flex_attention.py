@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import (
 import flexpte
 from tests.conformance.oracle import Answer, assert_matches, attention
 
-DEVICES = ("host",)
+DEVICES = ("host", "msl-host")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 

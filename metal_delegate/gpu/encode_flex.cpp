@@ -1,0 +1,234 @@
+#include "metal_delegate/gpu/encode_flex.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "metal_delegate/gpu/params.h"
+
+namespace flexpte::gpu {
+namespace {
+
+namespace operand = bound::operand;
+
+// Instructions whose masks are one expression and read captures of equal ranks share one.
+struct Compiled {
+  int32_t expression;
+  size_t num_scalars;
+  std::vector<int> ranks;
+  std::shared_ptr<const MaskRanges> mask;
+};
+
+FlexAttentionArgs arguments_of(const bound::FlexParams& params, const Call& call) {
+  FlexAttentionArgs args;
+  args.query = call.operands[operand::kQuery];
+  args.key = call.operands[operand::kKey];
+  args.value = call.operands[operand::kValue];
+  args.out = call.operands[operand::kFlexOut];
+  args.lse = call.operands[operand::kLse];
+  args.kv_num_blocks = call.operands[operand::kKvNumBlocks];
+  args.kv_indices = call.operands[operand::kKvIndices];
+  args.full_kv_num_blocks = call.operands[operand::kFullKvNumBlocks];
+  args.full_kv_indices = call.operands[operand::kFullKvIndices];
+  const auto captures = call.operands.subspan(operand::kFirstCapture);
+  args.score_captures = captures.first(static_cast<size_t>(params.num_score_captures));
+  args.mask_captures = captures.subspan(static_cast<size_t>(params.num_score_captures));
+  args.score_scalars = call.scalars.first(static_cast<size_t>(params.num_score_scalars));
+  args.mask_scalars = call.scalars.subspan(static_cast<size_t>(params.num_score_scalars));
+  return args;
+}
+
+template <class T>
+Result<BufferArgument> copied(Encoder& encoder, std::span<const T> values, std::string_view name) {
+  if (values.empty()) return BufferArgument{};
+  FLEXPTE_ASSIGN(const std::span<std::byte> bytes, encoder.scratch(values.size_bytes()));
+  std::copy(values.begin(), values.end(), reinterpret_cast<T*>(bytes.data()));
+  return read(std::span<const std::byte>(bytes), name);
+}
+
+void copy_strides(const TensorView& view, int64_t (&strides)[3]) {
+  for (size_t d = 0; d < 3; ++d) strides[d] = view.strides[d];
+}
+
+bool reads_16_bytes(const TensorView& view) {
+  const int64_t size = element_size_bytes(view.dtype);
+  bool fits = view.size(3) * size % 16 == 0 && reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
+  for (int32_t d = 0; d < 3; ++d) fits = fits && (view.size(d) == 1 || view.stride(d) * size % 16 == 0);
+  return fits;
+}
+
+// The largest divisor of `group` that is at most `rows`.
+int64_t heads_at_once(int64_t group, int64_t rows) {
+  for (int64_t heads = std::min(group, rows); heads > 1; --heads) {
+    if (group % heads == 0) return heads;
+  }
+  return 1;
+}
+
+// How many threadgroups share the keys of one tile. Few threadgroups leave cores without work whatever the
+// length, and each split should still have enough keys to be worth its start and its share of the merge: about
+// 256 of them. Four threadgroups a core hide the latency of memory; more splits only add to the merge.
+int64_t choose_splits(int64_t num_threadgroups, int64_t most_keys, uint32_t num_cores) {
+  constexpr int64_t kKeysPerSplit = 256;
+  constexpr int64_t kThreadgroupsPerCore = 4;
+  constexpr int64_t kMaxSplits = 64;
+  const int64_t wanted = (kThreadgroupsPerCore * num_cores + num_threadgroups - 1) / num_threadgroups;
+  const int64_t worthwhile = (most_keys + kKeysPerSplit - 1) / kKeysPerSplit;
+  return std::clamp<int64_t>(std::min(wanted, worthwhile), 1, kMaxSplits);
+}
+
+}  // namespace
+
+Result<FlexPlanners> FlexPlanners::create(const bound::BoundProgram& program) {
+  FlexPlanners planners;
+  planners.masks_.resize(program.instructions.size());
+  std::vector<Compiled> compiled;
+  for (size_t i = 0; i < program.instructions.size(); ++i) {
+    const bound::Instruction& instruction = program.instructions[i];
+    if (instruction.kind != bound::OpKind::kFlexAttention) continue;
+    const auto& params = std::get<bound::FlexParams>(instruction.params);
+    if (params.mask < 0) continue;
+    std::vector<int> ranks;
+    const size_t first = operand::kFirstCapture + static_cast<size_t>(params.num_score_captures);
+    for (size_t k = first; k < instruction.operands.size(); ++k) {
+      ranks.push_back(program.values[static_cast<size_t>(instruction.operands[k])].view.rank);
+    }
+    const auto num_scalars = static_cast<size_t>(params.num_mask_scalars);
+    const auto same = std::find_if(compiled.begin(), compiled.end(), [&](const Compiled& c) {
+      return c.expression == params.mask && c.num_scalars == num_scalars && c.ranks == ranks;
+    });
+    if (same != compiled.end()) {
+      planners.masks_[i] = same->mask;
+      continue;
+    }
+    FLEXPTE_ASSIGN(MaskRanges mask, MaskRanges::compile(program.expressions[static_cast<size_t>(params.mask)],
+                                                        params.num_mask_scalars, ranks));
+    planners.masks_[i] = std::make_shared<const MaskRanges>(std::move(mask));
+    compiled.push_back({params.mask, num_scalars, std::move(ranks), planners.masks_[i]});
+  }
+  return planners;
+}
+
+Result<const DevicePlan*> FlexPlans::plan(Encoder& encoder, size_t instruction, int32_t plan_number, int64_t q_tile,
+                                          const FlexAttentionSpec& spec, const FlexAttentionArgs& args) {
+  const std::pair key{plan_number, q_tile};
+  const auto found = plans_.find(key);
+  if (found != plans_.end()) return static_cast<const DevicePlan*>(&found->second);
+  FLEXPTE_TRY(build_plan(spec, args, planners_.mask(instruction), data_, q_tile));
+  DevicePlan plan;
+  plan.num_tiles = static_cast<int32_t>(data_.num_tiles());
+  plan.num_batches = static_cast<int32_t>(data_.num_batches);
+  plan.num_heads = static_cast<int32_t>(data_.num_heads);
+  std::vector<params::KeyRun> runs;
+  runs.reserve(data_.runs.size());
+  bool has_bounds = false;
+  for (const KeyRun& run : data_.runs) {
+    runs.push_back({run.begin, run.end, static_cast<int32_t>(run.kind)});
+    has_bounds = has_bounds || run.kind == RunKind::kBounds;
+  }
+  std::vector<int32_t> first_run(data_.first_run.begin(), data_.first_run.end());
+  for (size_t tile = 0; tile + 1 < first_run.size(); ++tile) {
+    int64_t keys = 0;
+    for (int32_t r = first_run[tile]; r < first_run[tile + 1]; ++r) {
+      keys += runs[static_cast<size_t>(r)].end - runs[static_cast<size_t>(r)].begin;
+    }
+    plan.most_keys = std::max(plan.most_keys, keys);
+  }
+  FLEXPTE_ASSIGN(plan.tile_begin, copied<int32_t>(encoder, data_.tile_begin, "plan"));
+  FLEXPTE_ASSIGN(plan.first_run, copied<int32_t>(encoder, first_run, "plan"));
+  FLEXPTE_ASSIGN(plan.runs, copied<params::KeyRun>(encoder, runs, "plan"));
+  if (has_bounds) {
+    FLEXPTE_ASSIGN(plan.row_begin, copied<int32_t>(encoder, data_.row_begin, "plan"));
+    FLEXPTE_ASSIGN(plan.row_end, copied<int32_t>(encoder, data_.row_end, "plan"));
+  }
+  return static_cast<const DevicePlan*>(&plans_.emplace(key, plan).first->second);
+}
+
+Status encode_flex_attention(Encoder& encoder, FlexPlans& plans, const Call& call) {
+  const auto& instruction = std::get<bound::FlexParams>(call.instruction.params);
+  const FlexAttentionArgs args = arguments_of(instruction, call);
+  FlexAttentionSpec spec;
+  spec.has_block_lists = call.instruction.operands[operand::kKvNumBlocks] >= 0;
+  spec.q_block_size = instruction.q_block_size;
+  spec.kv_block_size = instruction.kv_block_size;
+  const int64_t batch = args.query.size(0);
+  const int64_t num_heads = args.query.size(1);
+  const int64_t q_len = args.query.size(2);
+  const int64_t value_dim = args.value.size(3);
+  const int64_t num_kv_heads = args.key.size(1);
+  const int64_t group = num_heads / num_kv_heads;
+  const bool is_per_head = plan_depends_on_head(spec, args, plans.planners().mask(call.number));
+
+  bool is_decode = instruction.decode_rows > 0 && q_len * group <= instruction.decode_rows && !is_per_head;
+  const int64_t heads = is_decode ? group : is_per_head ? 1 : heads_at_once(group, instruction.prefill_rows);
+  const int64_t q_tile = is_decode ? q_len : instruction.prefill_rows / heads;
+  FLEXPTE_ASSIGN(const DevicePlan* plan, plans.plan(encoder, call.number, instruction.plan, q_tile, spec, args));
+  // Block lists may cut even a few queries into several tiles: those are for the prefill kernel.
+  is_decode = is_decode && plan->num_tiles == 1;
+
+  params::FlexParams params{};
+  params.num_heads = static_cast<int32_t>(num_heads);
+  params.num_kv_heads = static_cast<int32_t>(num_kv_heads);
+  params.q_len = static_cast<int32_t>(q_len);
+  params.num_tiles = plan->num_tiles;
+  params.heads_at_once = static_cast<int32_t>(heads);
+  params.plan_batches = plan->num_batches;
+  params.plan_heads = plan->num_heads;
+  params.has_lse = args.lse.data != nullptr;
+  params.is_vectorizable = reads_16_bytes(args.key) && reads_16_bytes(args.value);
+  params.has_kv_batch = args.key.size(0) != 1 || batch == 1;
+  params.scale = instruction.scale;
+  copy_strides(args.query, params.query_strides);
+  copy_strides(args.key, params.key_strides);
+  copy_strides(args.value, params.value_strides);
+  copy_strides(args.out, params.out_strides);
+  copy_strides(args.lse, params.lse_strides);
+
+  const int64_t tiles = is_decode ? 1 : plan->num_tiles;
+  const int64_t head_groups = num_heads / heads;
+  const int64_t splits = choose_splits(tiles * head_groups * batch, plan->most_keys, encoder.queue().num_cores());
+  params.num_splits = static_cast<int32_t>(splits);
+  BufferArgument partial_out;
+  BufferArgument partial_lse;
+  if (splits > 1) {
+    const auto rows = static_cast<size_t>(batch * num_heads * q_len * splits);
+    FLEXPTE_ASSIGN(const std::span<std::byte> outs,
+                   encoder.scratch(rows * static_cast<size_t>(value_dim) * sizeof(float)));
+    FLEXPTE_ASSIGN(const std::span<std::byte> lses, encoder.scratch(rows * sizeof(float)));
+    partial_out = write(outs, "partial");
+    partial_lse = write(lses, "partial");
+  }
+  FLEXPTE_ASSIGN(const BufferArgument views, encode_views(encoder, call.operands.subspan(operand::kFirstCapture)));
+  FLEXPTE_ASSIGN(const BufferArgument scalars, encode_scalars(encoder, call.scalars));
+  std::vector<BufferArgument> buffers = {read(args.query, "query"),
+                                         read(args.key, "key"),
+                                         read(args.value, "value"),
+                                         write(args.out, "out"),
+                                         write(args.lse, "lse"),
+                                         plan->tile_begin,
+                                         plan->first_run,
+                                         plan->runs,
+                                         plan->row_begin,
+                                         plan->row_end,
+                                         partial_out,
+                                         partial_lse,
+                                         views,
+                                         scalars};
+  for (const TensorView& capture : call.operands.subspan(operand::kFirstCapture)) {
+    buffers.push_back(read(capture, "capture"));
+  }
+  constexpr uint32_t kDecodeThreads = 128;
+  const uint32_t threads = is_decode ? kDecodeThreads : static_cast<uint32_t>(instruction.prefill_rows) / 8 * 32;
+  FLEXPTE_TRY(encoder.dispatch(
+      *call.pipelines[is_decode ? 2 : 0], params, buffers,
+      {{static_cast<uint32_t>(tiles * splits), static_cast<uint32_t>(head_groups), static_cast<uint32_t>(batch)},
+       {threads, 1, 1}}));
+  if (splits == 1) return Status::ok();
+  const std::array<BufferArgument, 4> merged = {partial_out, partial_lse, write(args.out, "out"),
+                                                write(args.lse, "lse")};
+  return encoder.dispatch(
+      *call.pipelines[1], params, merged,
+      {{static_cast<uint32_t>(q_len), static_cast<uint32_t>(num_heads), static_cast<uint32_t>(batch)}, {32, 1, 1}});
+}
+
+}  // namespace flexpte::gpu
