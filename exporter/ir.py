@@ -232,6 +232,7 @@ class FlexAttention(Op):
     full_kv_num_blocks: int = -1
     full_kv_indices: int = -1
     prefill_rows: int = 0
+    prefill_threads: int = 0
     decode_rows: int = 0
 
 

@@ -213,13 +213,25 @@ def _elementwise_text(
 
 def _with_rows(b: _Builder, op: ir.FlexAttention) -> ir.FlexAttention:
     width = max(_head_dims(b, op))
-    simdgroups = 8 if width <= 128 else 4 if width <= 256 else 2
+    simdgroups, blocks = _prefill_shape(width)
     num_heads, num_kv_heads = (b.region.values[v].sizes[1] for v in (op.query, op.key))
     decode_rows = 0
     if isinstance(num_heads, int) and isinstance(num_kv_heads, int) and num_kv_heads:
         group = num_heads // num_kv_heads
         decode_rows = next((r for r in (1, 2, 4, _MAX_DECODE_ROWS) if r >= group), 0)
-    return dataclasses.replace(op, prefill_rows=8 * simdgroups, decode_rows=decode_rows)
+    return dataclasses.replace(
+        op, prefill_rows=8 * blocks * simdgroups, prefill_threads=32 * simdgroups, decode_rows=decode_rows
+    )
+
+
+def _prefill_shape(width: int) -> tuple[int, int]:
+    """Simdgroups of a prefill threadgroup, and 8-row blocks of each: what registers allow for a head dimension.
+
+    A row block holds its queries, results and scores in registers: at 64 two blocks are about 100 of them.
+    """
+    if width <= 64:
+        return 8, 2
+    return (8, 1) if width <= 128 else (4, 1) if width <= 256 else (2, 1)
 
 
 def _head_dims(b: _Builder, op: ir.FlexAttention) -> tuple[int, int]:
@@ -238,7 +250,7 @@ def _flex_attention(b: _Builder, op: ir.FlexAttention) -> tuple[str, ...]:
         struct, is_new_struct = b.number("FlexMods", mods)
         if is_new_struct:
             b.texts[_mods_text(struct, op, captures)] = None
-        b.texts[_prefill_text(name, struct, types, dims, op.prefill_rows, captures)] = None
+        b.texts[_prefill_text(name, struct, types, dims, captures)] = None
         b.texts[_merge_text(name, types[2], dims[1])] = None
         if op.decode_rows:
             b.texts[_decode_text(name, struct, types, dims, op.decode_rows, captures)] = None
@@ -283,9 +295,9 @@ def _flex_head(name: str, struct: str, types: tuple[str, str, str], captures: Se
         f"device const {key}* value",
         f"device {out}* out",
         "device float* lse",
-        "device const int* tile_begin",
-        "device const int* first_run",
-        "device const KeyRun* runs",
+        "constant int* tile_begin",
+        "constant int* first_run",
+        "constant KeyRun* runs",
         "device const int* row_begin",
         "device const int* row_end",
         "device float* partial_out",
@@ -312,11 +324,12 @@ _FLEX_ARGUMENTS = "params, query, key, value, out, lse, plan, partial_out, parti
 
 
 def _prefill_text(
-    name: str, struct: str, types: tuple[str, str, str], dims: tuple[int, int], rows: int, captures: Sequence[str]
+    name: str, struct: str, types: tuple[str, str, str], dims: tuple[int, int], captures: Sequence[str]
 ) -> str:
     staged = _staged(*types[:2])
     width = -(-max(dims) // 8) * 8
     keys = 64
+    simdgroups, blocks = _prefill_shape(max(dims))
     while keys > 8 and keys * width * ir.ITEM_SIZE_BYTES[staged] > STAGED_BYTES:
         keys //= 2
     head, lines = _flex_head(f"{name}_prefill", struct, types, captures)
@@ -325,7 +338,7 @@ def _prefill_text(
             head,
             f"  threadgroup {MSL_TYPES[staged]} staged[{keys * width}];",
             *lines,
-            f"  flex_prefill<{_msl(*types, staged)}, {dims[0]}, {dims[1]}, {rows // 8}, {keys}, {struct}>(",
+            f"  flex_prefill<{_msl(*types, staged)}, {dims[0]}, {dims[1]}, {simdgroups}, {blocks}, {keys}, {struct}>(",
             f"      {_FLEX_ARGUMENTS}, staged, group, thread_index, lane, simdgroup);",
             "}",
         ]
@@ -341,7 +354,7 @@ def _decode_text(
     return "\n".join(
         [
             head,
-            f"  threadgroup float shared[{rows * (dims[1] + 2 * 4)}];",
+            f"  threadgroup float shared[{rows * max(dims[0], dims[1] + 2 * 4)}];",
             *lines,
             f"  flex_decode<{_msl(*types)}, {dims[0]}, {dims[1]}, {rows}, {lanes}, {-(-pieces // lanes)}, {struct}>(",
             f"      {_FLEX_ARGUMENTS}, shared, group, thread_index, lane, simdgroup);",

@@ -197,9 +197,12 @@ class InstructionDecoder {
     params.kv_block_size = op.kv_block_size();
     params.prefill_rows = op.prefill_rows();
     params.decode_rows = op.decode_rows();
-    constexpr int32_t kMaxPrefillRows = 64;
+    params.prefill_threads = op.prefill_threads();
+    constexpr int32_t kMaxPrefillRows = 128;
+    constexpr int32_t kMaxThreads = 1024;
     constexpr int32_t kMaxDecodeRows = 8;
     if (params.prefill_rows < 0 || params.prefill_rows > kMaxPrefillRows || params.prefill_rows % 8 != 0 ||
+        params.prefill_threads < 0 || params.prefill_threads > kMaxThreads ||
         params.decode_rows < 0 || params.decode_rows > kMaxDecodeRows) {
       return malformed("has Metal kernels of " + std::to_string(params.prefill_rows) + " and " +
                        std::to_string(params.decode_rows) + " rows");

@@ -140,6 +140,7 @@ struct FlexParams {
   int64_t q_block_size = 0;
   int64_t kv_block_size = 0;
   int32_t prefill_rows = 0;  // of a threadgroup of the Metal kernels
+  int32_t prefill_threads = 0;
   int32_t decode_rows = 0;   // 0: there is no decode kernel
   int32_t plan = 0;          // attentions with equal numbers have one plan per execute
 };

@@ -161,9 +161,33 @@ class Session:
         outputs = self._native.run(method, [_native_input(i, x, torch) for i, x in enumerate(inputs)])
         return tuple(_output(x, torch if wants_torch else None) for x in outputs)
 
+    def counters(self) -> dict[str, dict[str, Any]]:
+        """What each kernel did since the session began, by kernel name; empty on devices that do not count.
+
+        Device ``"msl-host"`` counts ``dispatches``, ``threads``, ``flops`` (matrix products apart: ``matrix_multiplies``
+        of 8x8x8), ``barriers``, bytes of threadgroup memory, ``buffers`` (device bytes read and written, by argument)
+        and ``instructions`` out of ``instruction_slots``, the number there would be if all threads were as busy as the
+        busiest of their threadgroup.
+        """
+        total: dict[str, dict[str, Any]] = {}
+        for text in self._native.counters():
+            for kernel, counted in json.loads(text).items():
+                total[kernel] = _added(total[kernel], counted) if kernel in total else counted
+        return total
+
     def reset(self) -> None:
         """Give all mutable buffers and caches their initial values again."""
         self._native.reset()
+
+
+def _added(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """Counters of two regions together, nested ones likewise."""
+    return {
+        key: _added(a.get(key, {}), b.get(key, {}))
+        if isinstance(a.get(key, b.get(key)), dict)
+        else a.get(key, 0) + b.get(key, 0)
+        for key in {**a, **b}
+    }
 
 
 def _value_infos(values: list[Mapping[str, Any]]) -> tuple[ValueInfo, ...]:

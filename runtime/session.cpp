@@ -128,6 +128,16 @@ Status Session::set_initial_values(Activation& activation) {
   return Status::ok();
 }
 
+std::vector<std::string> Session::counters() const {
+  std::vector<std::string> result;
+  for (const Activation& activation : activations_) {
+    for (const std::unique_ptr<DelegateInstance>& delegate : activation.delegates) {
+      if (std::string counted = delegate->counters(); !counted.empty()) result.push_back(std::move(counted));
+    }
+  }
+  return result;
+}
+
 Status Session::reset() {
   FLEXPTE_TRY(states_.reset());
   for (Activation& activation : activations_) {

@@ -48,6 +48,8 @@ class Session {
   // Mutable buffers and states get their initial values again.
   Status reset();
   size_t states_size_bytes() const { return states_.size_bytes(); }
+  // What the kernels of each delegated region did since the session began, where the device counts: JSON objects.
+  std::vector<std::string> counters() const;
 
  private:
   // The memory of one method.

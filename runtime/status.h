@@ -18,6 +18,7 @@ enum class Code : int8_t {
   kOutOfRange,       // an index, or a position past a cache's capacity ("context full")
   kOutOfMemory,
   kIo,
+  kUnavailable,      // not now, but later perhaps: a GPU that the system keeps from apps in the background
   kInternal,
 };
 
@@ -40,6 +41,8 @@ constexpr std::string_view code_name(Code code) {
       return "OutOfMemory";
     case Code::kIo:
       return "Io";
+    case Code::kUnavailable:
+      return "Unavailable";
     case Code::kInternal:
       return "Internal";
   }

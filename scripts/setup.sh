@@ -16,6 +16,8 @@ install_system_packages() {
         return
       }
       local wanted=(g++ libhwy-dev flatbuffers-compiler libflatbuffers-dev libgtest-dev clang-format unzip) missing=()
+      # Runs Metal kernels on this machine (device "msl-host").
+      command -v clang++-19 >/dev/null || command -v clang++-20 >/dev/null || wanted+=(clang-19)
       # A Python of another origin (pyenv, uv) brings its own headers and venv module.
       python_is_complete || wanted+=(python3 python3-dev python3-venv)
       for package in "${wanted[@]}"; do

@@ -46,6 +46,8 @@ et::Error report(const char* when, const Status& status) {
       return et::Error::MemoryAllocationFailed;
     case Code::kIo:
       return et::Error::AccessFailed;
+    case Code::kUnavailable:
+      return et::Error::InvalidState;
     case Code::kInternal:
       return et::Error::Internal;
   }

@@ -218,7 +218,7 @@ Status encode_flex_attention(Encoder& encoder, FlexPlans& plans, const Call& cal
     buffers.push_back(read(capture, "capture"));
   }
   constexpr uint32_t kDecodeThreads = 128;
-  const uint32_t threads = is_decode ? kDecodeThreads : static_cast<uint32_t>(instruction.prefill_rows) / 8 * 32;
+  const uint32_t threads = is_decode ? kDecodeThreads : static_cast<uint32_t>(instruction.prefill_threads);
   FLEXPTE_TRY(encoder.dispatch(
       *call.pipelines[is_decode ? 2 : 0], params, buffers,
       {{static_cast<uint32_t>(tiles * splits), static_cast<uint32_t>(head_groups), static_cast<uint32_t>(batch)},

@@ -18,9 +18,9 @@
 enum FlexRunKind { FLEX_FULL, FLEX_BOUNDS, FLEX_MASK };
 
 struct FlexPlanView {
-  device const int* tile_begin;
-  device const int* first_run;
-  device const KeyRun* runs;
+  constant const int* tile_begin;
+  constant const int* first_run;
+  constant const KeyRun* runs;
   device const int* row_begin;
   device const int* row_end;
 };
@@ -77,7 +77,7 @@ inline float flex_max(float a, float b) { return b > a ? b : a; }
 inline float flex_shift(float most) { return most == -INFINITY ? 0.0f : most; }
 
 // The keys [begin, end) of the visited ones that are a split's, counted along the runs.
-inline int2 flex_split(device const KeyRun* runs, int first, int last, int split, int num_splits) {
+inline int2 flex_split(constant const KeyRun* runs, int first, int last, int split, int num_splits) {
   int visited = 0;
   for (int i = first; i < last; ++i) visited += runs[i].end - runs[i].begin;
   if (num_splits == 1) return int2(0, visited);

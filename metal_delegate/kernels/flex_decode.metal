@@ -46,7 +46,7 @@ inline void flex_load16(device const bfloat* row, int at, bool is_vectorizable, 
 }
 
 // LANES: of a team, a power of two; CHUNKS: how often 16 bytes a lane reads of a row of the wider of DK and DV.
-// `shared` has room for ROWS * DV + 2 * ROWS * FLEX_DECODE_SIMDGROUPS floats.
+// `shared` has room for ROWS * DK and for ROWS * DV + 2 * ROWS * FLEX_DECODE_SIMDGROUPS floats.
 template <typename TQ, typename T, typename TO, int DK, int DV, int ROWS, int LANES, int CHUNKS, typename Mods>
 inline void flex_decode(constant const FlexParams& params, device const TQ* query, device const T* key,
                         device const T* value, device TO* out, device float* lse, thread const FlexPlanView& plan,
@@ -64,6 +64,19 @@ inline void flex_decode(constant const FlexParams& params, device const TQ* quer
   const int part = int(lane) % LANES;
   const bool is_vectorizable = params.is_vectorizable != 0;
 
+  // Queries pass through threadgroup memory: each is read once.
+  for (int r = 0; r < ROWS; ++r) {
+    device const TQ* row = query + long(batch) * params.query_strides[0] +
+                           long(first_head + r % heads) * params.query_strides[1] +
+                           long(r / heads) * params.query_strides[2];
+    for (int d = int(thread_index); d < DK; d += 32 * FLEX_DECODE_SIMDGROUPS) {
+      float element = 0.0f;
+      if (r < num_rows) element = float(row[d]);
+      shared[r * DK + d] = element;
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+
   float queries[ROWS][PART];
   float sums[ROWS][PART];
   float most[ROWS];
@@ -75,16 +88,15 @@ inline void flex_decode(constant const FlexParams& params, device const TQ* quer
     rows[r] = flex_row(params, plan, batch, head, q_idx, r < num_rows);
     most[r] = -INFINITY;
     totals[r] = 0.0f;
-    device const TQ* row = query + long(batch) * params.query_strides[0] + long(head) * params.query_strides[1] +
-                           long(q_idx) * params.query_strides[2];
     for (int c = 0; c < CHUNKS; ++c) {
       for (int i = 0; i < PIECE; ++i) {
         const int at = (c * LANES + part) * PIECE + i;
-        queries[r][c * PIECE + i] = r < num_rows && at < DK ? float(row[at]) : 0.0f;
+        queries[r][c * PIECE + i] = at < DK ? shared[r * DK + at] : 0.0f;
         sums[r][c * PIECE + i] = 0.0f;
       }
     }
   }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
 
   key += long(kv_batch) * params.key_strides[0] + long(kv_head) * params.key_strides[1];
   value += long(kv_batch) * params.value_strides[0] + long(kv_head) * params.value_strides[1];

@@ -278,6 +278,10 @@ class Session {
   }
 
   size_t states_size_bytes() const { return session_->states_size_bytes(); }
+  std::vector<std::string> counters() {
+    const std::lock_guard lock(mutex_);
+    return session_->counters();
+  }
 
  private:
   static Value input_value(nb::handle input, std::vector<InputArray>& arrays) {
@@ -352,6 +356,7 @@ NB_MODULE(_native, module) {
       .def(nb::init<const Program&>(), nb::arg("program"))
       .def("run", &Session::run, nb::arg("method"), nb::arg("inputs"))
       .def("reset", &Session::reset)
+      .def("counters", &Session::counters)
       .def("states_size_bytes", &Session::states_size_bytes);
   flexpte::bindings::bind_ranges(module);
   flexpte::bindings::bind_msl(module);

@@ -1,0 +1,6 @@
+// The target that checks away from a Mac compile for: macOS.
+#pragma once
+
+#define TARGET_OS_MAC 1
+#define TARGET_OS_OSX 1
+#define TARGET_OS_IPHONE 0
