@@ -33,8 +33,7 @@ class Lines {
       const int number = std::atoi(std::string(line.substr(1, equals - 1)).c_str());
       Node node;
       node.is_file = line.find("!DIFile(") != std::string_view::npos;
-      node.is_kernels =
-          node.is_file && line.find(std::string("filename: \"") + std::string(file)) != std::string_view::npos;
+      node.is_kernels = node.is_file && line.find(std::string(file) + "\"") != std::string_view::npos;
       node.line = number_after(line, "line: ").value_or(0);
       node.scope = number_after(line, "scope: !").value_or(-1);
       node.file = number_after(line, "file: !").value_or(-1);
