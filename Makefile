@@ -1,7 +1,7 @@
 # The two commands: make demo, make test. `make help` lists the others.
 # Tests run in two processes: one OpenMP thread each, or torch's spinning threads fight for the cores.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast bench lint format types check clean
+.PHONY: help setup demo test test-fast bench lint format types check check-apple verify-metal clean
 
 PYTHON := .venv/bin/python
 FLEXPTE := .venv/bin/flexpte
@@ -47,7 +47,13 @@ types: setup  ## mypy, through a folder that looks like the installed package
 	@ln -sfn $(CURDIR)/python/flexpte/*.py $(addprefix $(CURDIR)/,exporter models runtime metal_delegate) build/types/flexpte/
 	@MYPYPATH=build/types $(PYTHON) -m mypy -p flexpte
 
-check: lint types test  ## everything
+check: lint types test check-apple  ## everything
+
+check-apple: setup  ## compile all C++ for arm64 macOS, from any machine
+	@$(PYTHON) scripts/check_apple.py
+
+verify-metal: setup  ## on a Mac: run and time everything on its GPU, print a report
+	@$(PYTHON) scripts/verify_metal.py
 
 clean:  ## remove build products (not .venv, not fetched models)
 	@rm -rf build dist

@@ -11,6 +11,7 @@ BENCHMARKS = (
     ["smollm2_speed.py", "--dtype", "fp32"],
     ["smollm2_speed.py", "--dtype", "bf16"],
     ["flex_headline.py"],
+    ["metal_anchors.py"],
 )
 
 

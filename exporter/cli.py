@@ -1,4 +1,4 @@
-"""The ``flexpte`` command: export | explain | generate | chat | inspect."""
+"""The ``flexpte`` command: export | explain | generate | chat | bench | inspect."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ TopK = Annotated[int, typer.Option(help="Draw among the K likeliest tokens; 0: a
 TopP = Annotated[float, typer.Option(help="Draw among the likeliest tokens that sum to this probability.")]
 MinP = Annotated[float, typer.Option(help="Drop tokens less likely than this fraction of the likeliest.")]
 Seed = Annotated[int, typer.Option(help="The same seed draws the same tokens.")]
-DeviceName = Annotated[str, typer.Option(help="Where the delegate runs: host, or auto to choose.")]
+DeviceName = Annotated[str, typer.Option(help="Where the delegate runs: host, msl-host, metal, or auto to choose.")]
 Stats = Annotated[bool, typer.Option("--stats/--no-stats", help="Print speed to standard error at the end.")]
 
 
@@ -239,6 +239,51 @@ def chat(
             _print_stats(llm, stats)
             if message is not None:
                 return
+
+
+@app.command()
+def bench(
+    model: ModelFile,
+    device: DeviceName = "auto",
+    prompt_tokens: Annotated[
+        int | None, typer.Option(help="Length of the prefill; default 512, or 16 on msl-host.", min=1)
+    ] = None,
+    decode_tokens: Annotated[
+        int | None, typer.Option(help="Single steps behind it; default 32, or 2 on msl-host.", min=1)
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Medians are over so many sessions.", min=1)] = 3,
+    counters: Annotated[
+        bool, typer.Option("--counters", help="What each kernel read, wrote and computed (device msl-host).")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
+) -> None:
+    """Time prefill and decode of a language model; with --counters also count the work of its Metal kernels.
+
+    The counts are exact and come from executing the kernels on this machine. What Apple GPUs would need for them is
+    an estimate from public bandwidth and arithmetic rates.
+    """
+    with _one_line_errors():
+        from flexpte.exporter.bench_tables import as_dict, render
+        from flexpte.runtime.bench import bench as measure
+        from flexpte.runtime.program import load
+
+        program = load(model, device=device)
+        is_slow = device == "msl-host"
+        if counters and not is_slow:
+            raise ValueError("--counters needs --device msl-host: other devices do not count")
+        with _progress(quiet or as_json) as progress:
+            phases = measure(
+                program,
+                prompt_tokens or (16 if is_slow else 512),
+                decode_tokens or (2 if is_slow else 32),
+                1 if counters else repeats,
+                progress,
+            )
+        if as_json:
+            print(json.dumps([as_dict(p, counters) for p in phases], indent=2))
+        else:
+            render(phases, counters, Console(highlight=False))
 
 
 @app.command()

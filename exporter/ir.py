@@ -233,6 +233,8 @@ class FlexAttention(Op):
     full_kv_indices: int = -1
     prefill_rows: int = 0
     prefill_threads: int = 0
+    chunk_rows: int = 0
+    chunk_threads: int = 0
     decode_rows: int = 0
 
 

@@ -15,7 +15,12 @@ from flexpte.exporter.msl_expression import MSL_TYPES
 THREADGROUP_BYTES = 32 * 1024
 """Of threadgroup memory that a kernel can have."""
 
+MAX_BUFFERS = 31
+_FIRST_CAPTURE = 15
+
 _STAGED_BYTES = 20 * 1024
+"""Beyond this little is gained, and fewer threadgroups fit a core."""
+_MAX_DECODE_ROWS = 8
 _MAX_DECODE_ELEMENTS = 32
 _DECODE_SIMDGROUPS = 4
 CHUNK_ROWS = 16
@@ -97,7 +102,9 @@ def chunk_tiles(head_dim_qk: int, head_dim_v: int, item_size_bytes: int) -> Matr
 def decode_tiles(head_dim_qk: int, head_dim_v: int, item_size_bytes: int, rows: int) -> DecodeTiles | None:
     """For at most ``rows`` (query, head) pairs; None where registers would not do: the chunk kernel takes those."""
     width = max(head_dim_qk, head_dim_v)
-    rows = next(n for n in (1, 2, 4, 8, 16, 32, 64) if n >= min(rows, 64))
+    if rows > _MAX_DECODE_ROWS:
+        return None
+    rows = next(n for n in (1, 2, 4, _MAX_DECODE_ROWS) if n >= rows)
     # 16 bytes of a row a lane, or 8 where many rows need the registers.
     for piece in dict.fromkeys((16 // item_size_bytes, 4)):
         lanes = rows
@@ -110,9 +117,14 @@ def decode_tiles(head_dim_qk: int, head_dim_v: int, item_size_bytes: int, rows: 
         return None
     block = min(8, max(4, lanes // rows))
     shared = 4 * max(rows * head_dim_qk, _DECODE_SIMDGROUPS * rows * (head_dim_v + 2))
-    if shared > THREADGROUP_BYTES // 2:
+    if shared > _STAGED_BYTES:
         return None
     return DecodeTiles(rows, lanes, piece, block, shared)
+
+
+def flex_fits(num_captures: int) -> bool:
+    """Whether a kernel has buffers enough."""
+    return _FIRST_CAPTURE + num_captures <= MAX_BUFFERS
 
 
 def flex_wrappers(
@@ -131,9 +143,13 @@ def flex_wrappers(
     staged = types[0] if types[0] == types[1] else "F32"
     item_size_bytes = ir.ITEM_SIZE_BYTES[staged]
     texts = [
-        _matrix_kernel(f"{name}_prefill", mods, types, staged, head_dims, captures, prefill_tiles(*head_dims, item_size_bytes)),
+        _matrix_kernel(
+            f"{name}_prefill", mods, types, staged, head_dims, captures, prefill_tiles(*head_dims, item_size_bytes)
+        ),
         _merge_kernel(f"{name}_merge", types[2], head_dims[1]),
-        _matrix_kernel(f"{name}_chunk", mods, types, staged, head_dims, captures, chunk_tiles(*head_dims, item_size_bytes)),
+        _matrix_kernel(
+            f"{name}_chunk", mods, types, staged, head_dims, captures, chunk_tiles(*head_dims, item_size_bytes)
+        ),
     ]
     tiles = decode_tiles(*head_dims, ir.ITEM_SIZE_BYTES[types[1]], decode_rows) if decode_rows else None
     if tiles is not None:

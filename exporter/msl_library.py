@@ -7,6 +7,7 @@ one for each combination of element types, head dimensions and expressions that 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,17 +16,11 @@ from typing import Any
 
 import flexpte.metal_delegate
 from flexpte.exporter import ir
-from flexpte.exporter.expression import Expression
+from flexpte.exporter.msl_elementwise import elementwise_text, fits
 from flexpte.exporter.msl_expression import MSL_TYPES, converted, statements
+from flexpte.exporter.msl_flex import chunk_tiles, decode_tiles, flex_fits, flex_wrappers, prefill_tiles
 
-MAX_OPERANDS = 28
-"""Tensors of one elementwise kernel (FLEXPTE_MAX_OPERANDS in params.h)."""
-
-STAGED_BYTES = 16 * 1024
-"""Of keys or values in the threadgroup memory of a prefill kernel: two threadgroups fit an Apple core."""
-
-_MAX_DECODE_ROWS = 8
-_PRELUDE = ("params.h", "strided.metal", "expression.metal")
+_PRELUDE = ("params.h", "strided.metal", "elements.metal", "expression.metal")
 
 
 @dataclass(frozen=True)
@@ -87,6 +82,13 @@ def metal_library(region: ir.Region) -> MetalLibrary:
     return MetalLibrary("\n".join(parts) + "\n", tuple(kernels), tuple(instructions))
 
 
+def kernels_version() -> int:
+    """FLEXPTE_KERNELS_VERSION of params.h: what devices must agree with."""
+    found = re.search(r"#define FLEXPTE_KERNELS_VERSION (\d+)", _file("params.h"))
+    assert found is not None
+    return int(found.group(1))
+
+
 @cache
 def _file(name: str) -> str:
     folder = Path(flexpte.metal_delegate.__file__).parent / "kernels"
@@ -112,9 +114,11 @@ def _linear(b: _Builder, op: ir.Linear) -> tuple[str, ...]:
     bias = b.type(op.bias) if op.bias >= 0 else weight
     types = (x, weight, bias, out)
     suffix = _suffix(*types)
-    names = [b.instantiate(f"linear_gemv{rows}_{suffix}", f"linear_gemv<{_msl(*types)}, {rows}>") for rows in (1, 4)]
     staged = _staged(x, weight)
-    return (*names, b.instantiate(f"linear_gemm_{suffix}", f"linear_gemm<{_msl(*types, staged)}>"))
+    return (
+        b.instantiate(f"linear_gemv_{suffix}", f"linear_gemv<{_msl(*types)}>"),
+        b.instantiate(f"linear_gemm_{suffix}", f"linear_gemm<{_msl(*types, staged)}>"),
+    )
 
 
 def _matmul(b: _Builder, op: ir.MatMul) -> tuple[str, ...]:
@@ -178,60 +182,35 @@ def _arange(b: _Builder, op: ir.Arange) -> tuple[str, ...]:
 
 
 def _elementwise(b: _Builder, op: ir.Elementwise) -> tuple[str, ...]:
-    if 1 + len(op.inputs) + len(op.captures) > MAX_OPERANDS:
+    num_scalars = len(op.scalars)
+    if not fits(len(op.inputs), len(op.captures), num_scalars):
         return ()
     b.use("elementwise.metal")
     inputs, captures = [b.type(v) for v in op.inputs], [b.type(v) for v in op.captures]
     out = b.type(op.out)
-    name, is_new = b.number("elementwise", (op.expression, tuple(inputs), tuple(captures), out))
+    name, is_new = b.number("elementwise", (op.expression, tuple(inputs), tuple(captures), out, num_scalars))
     if is_new:
-        b.texts[_elementwise_text(name, op.expression, out, inputs, captures)] = None
+        b.texts[elementwise_text(name, op.expression, out, inputs, captures, num_scalars)] = None
     return (name,)
 
 
-def _elementwise_text(
-    name: str, expression: Expression, out: str, inputs: Sequence[str], captures: Sequence[str]
-) -> str:
-    tensors = [(f"device {MSL_TYPES[out]}* out", 1)]
-    tensors += [(f"device const {MSL_TYPES[t]}* operand_{i}", i + 2) for i, t in enumerate(inputs)]
-    first_capture = 2 + len(inputs)
-    tensors += [(f"device const {MSL_TYPES[t]}* capture_{i}", first_capture + i) for i, t in enumerate(captures)]
-    behind = first_capture + len(captures)
-    tensors += [("constant CaptureView* views", behind), ("constant long* scalars", behind + 1)]
-    arguments = ["constant ElementwiseParams& params [[buffer(0)]]"]
-    arguments += [f"{declaration} [[buffer({number})]]" for declaration, number in tensors]
-    arguments += ["uint index [[thread_position_in_grid]]"]
-    lines = [f"[[kernel]] void {name}({', '.join(arguments)}) {{", "  if (index >= params.count) return;"]
-    for i, dtype in enumerate(inputs):
-        offset = f"elementwise_offset(params, {i + 1}, index)"
-        lines.append(f"  const {MSL_TYPES[dtype]} input_{i} = operand_{i}[{offset}];")
-    body, result = statements(expression, captures, input_types=inputs)
-    lines += body
-    lines.append(f"  out[elementwise_offset(params, 0, index)] = {converted(result, expression.type, out)};")
-    return "\n".join([*lines, "}"])
-
-
 def _with_rows(b: _Builder, op: ir.FlexAttention) -> ir.FlexAttention:
-    width = max(_head_dims(b, op))
-    simdgroups, blocks = _prefill_shape(width)
+    dims = _head_dims(b, op)
+    types = (b.type(op.query), b.type(op.key))
+    item_size = ir.ITEM_SIZE_BYTES[_staged(*types)]
+    prefill, chunk = prefill_tiles(*dims, item_size), chunk_tiles(*dims, item_size)
     num_heads, num_kv_heads = (b.region.values[v].sizes[1] for v in (op.query, op.key))
-    decode_rows = 0
+    decode = None
     if isinstance(num_heads, int) and isinstance(num_kv_heads, int) and num_kv_heads:
-        group = num_heads // num_kv_heads
-        decode_rows = next((r for r in (1, 2, 4, _MAX_DECODE_ROWS) if r >= group), 0)
+        decode = decode_tiles(*dims, ir.ITEM_SIZE_BYTES[types[1]], num_heads // num_kv_heads)
     return dataclasses.replace(
-        op, prefill_rows=8 * blocks * simdgroups, prefill_threads=32 * simdgroups, decode_rows=decode_rows
+        op,
+        prefill_rows=prefill.rows,
+        prefill_threads=prefill.threads,
+        chunk_rows=chunk.rows,
+        chunk_threads=chunk.threads,
+        decode_rows=decode.rows if decode else 0,
     )
-
-
-def _prefill_shape(width: int) -> tuple[int, int]:
-    """Simdgroups of a prefill threadgroup, and 8-row blocks of each: what registers allow for a head dimension.
-
-    A row block holds its queries, results and scores in registers: at 64 two blocks are about 100 of them.
-    """
-    if width <= 64:
-        return 8, 2
-    return (8, 1) if width <= 128 else (4, 1) if width <= 256 else (2, 1)
 
 
 def _head_dims(b: _Builder, op: ir.FlexAttention) -> tuple[int, int]:
@@ -240,22 +219,21 @@ def _head_dims(b: _Builder, op: ir.FlexAttention) -> tuple[int, int]:
 
 
 def _flex_attention(b: _Builder, op: ir.FlexAttention) -> tuple[str, ...]:
+    if not flex_fits(len(op.score_captures) + len(op.mask_captures)):
+        return ()
     b.use("flex_common.metal", "flex_prefill.metal", "flex_decode.metal")
     types = (b.type(op.query), b.type(op.key), b.type(op.out))
     captures = [b.type(v) for v in (*op.score_captures, *op.mask_captures)]
     mods = (op.score, op.mask, len(op.score_captures), len(op.score_scalars), tuple(captures))
     dims = _head_dims(b, op)
-    name, is_new = b.number("flex", (types, dims, mods, op.prefill_rows, op.decode_rows))
+    name, is_new = b.number("flex", (types, dims, mods, op.decode_rows))
     if is_new:
         struct, is_new_struct = b.number("FlexMods", mods)
         if is_new_struct:
             b.texts[_mods_text(struct, op, captures)] = None
-        b.texts[_prefill_text(name, struct, types, dims, captures)] = None
-        b.texts[_merge_text(name, types[2], dims[1])] = None
-        if op.decode_rows:
-            b.texts[_decode_text(name, struct, types, dims, op.decode_rows, captures)] = None
+        b.texts[flex_wrappers(name, struct, types, dims, captures, op.decode_rows)] = None
     decode = (f"{name}_decode",) if op.decode_rows else ()
-    return (f"{name}_prefill", f"{name}_merge", *decode)
+    return (f"{name}_prefill", f"{name}_merge", f"{name}_chunk", *decode)
 
 
 def _mods_text(struct: str, op: ir.FlexAttention, captures: Sequence[str]) -> str:
@@ -283,97 +261,6 @@ def _mods_text(struct: str, op: ir.FlexAttention, captures: Sequence[str]) -> st
         )
         lines += [*body, f"    return {converted(result, op.mask.type, 'Bool')};", "  }"]
     return "\n".join([*lines, "};"])
-
-
-def _flex_head(name: str, struct: str, types: tuple[str, str, str], captures: Sequence[str]) -> tuple[str, list[str]]:
-    """The parameters of a prefill or decode kernel, and the statements that build its plan and mods."""
-    query, key, out = (MSL_TYPES[t] for t in types)
-    buffers = [
-        "constant FlexParams& params",
-        f"device const {query}* query",
-        f"device const {key}* key",
-        f"device const {key}* value",
-        f"device {out}* out",
-        "device float* lse",
-        "constant int* tile_begin",
-        "constant int* first_run",
-        "constant KeyRun* runs",
-        "device const int* row_begin",
-        "device const int* row_end",
-        "device float* partial_out",
-        "device float* partial_lse",
-        "constant CaptureView* views",
-        "constant long* scalars",
-        *(f"device const {MSL_TYPES[t]}* capture_{i}" for i, t in enumerate(captures)),
-    ]
-    arguments = [f"{declaration} [[buffer({i})]]" for i, declaration in enumerate(buffers)]
-    arguments += [
-        "uint3 group [[threadgroup_position_in_grid]]",
-        "uint thread_index [[thread_index_in_threadgroup]]",
-        "uint lane [[thread_index_in_simdgroup]]",
-        "uint simdgroup [[simdgroup_index_in_threadgroup]]",
-    ]
-    fields = [*(f"capture_{i}" for i in range(len(captures))), "views", "scalars"]
-    return f"[[kernel]] void {name}({', '.join(arguments)}) {{", [
-        "  const FlexPlanView plan = {tile_begin, first_run, runs, row_begin, row_end};",
-        f"  const {struct} mods = {{{', '.join(fields)}}};",
-    ]
-
-
-_FLEX_ARGUMENTS = "params, query, key, value, out, lse, plan, partial_out, partial_lse, mods"
-
-
-def _prefill_text(
-    name: str, struct: str, types: tuple[str, str, str], dims: tuple[int, int], captures: Sequence[str]
-) -> str:
-    staged = _staged(*types[:2])
-    width = -(-max(dims) // 8) * 8
-    keys = 64
-    simdgroups, blocks = _prefill_shape(max(dims))
-    while keys > 8 and keys * width * ir.ITEM_SIZE_BYTES[staged] > STAGED_BYTES:
-        keys //= 2
-    head, lines = _flex_head(f"{name}_prefill", struct, types, captures)
-    return "\n".join(
-        [
-            head,
-            f"  threadgroup {MSL_TYPES[staged]} staged[{keys * width}];",
-            *lines,
-            f"  flex_prefill<{_msl(*types, staged)}, {dims[0]}, {dims[1]}, {simdgroups}, {blocks}, {keys}, {struct}>(",
-            f"      {_FLEX_ARGUMENTS}, staged, group, thread_index, lane, simdgroup);",
-            "}",
-        ]
-    )
-
-
-def _decode_text(
-    name: str, struct: str, types: tuple[str, str, str], dims: tuple[int, int], rows: int, captures: Sequence[str]
-) -> str:
-    pieces = -(-max(dims) * ir.ITEM_SIZE_BYTES[types[1]] // 16)
-    lanes = next(n for n in (1, 2, 4, 8, 16, 32) if n >= min(pieces, 32))
-    head, lines = _flex_head(f"{name}_decode", struct, types, captures)
-    return "\n".join(
-        [
-            head,
-            f"  threadgroup float shared[{rows * max(dims[0], dims[1] + 2 * 4)}];",
-            *lines,
-            f"  flex_decode<{_msl(*types)}, {dims[0]}, {dims[1]}, {rows}, {lanes}, {-(-pieces // lanes)}, {struct}>(",
-            f"      {_FLEX_ARGUMENTS}, shared, group, thread_index, lane, simdgroup);",
-            "}",
-        ]
-    )
-
-
-def _merge_text(name: str, out: str, value_dim: int) -> str:
-    return "\n".join(
-        [
-            f"[[kernel]] void {name}_merge(constant FlexParams& params [[buffer(0)]],",
-            "    device const float* partial_out [[buffer(1)]], device const float* partial_lse [[buffer(2)]],",
-            f"    device {MSL_TYPES[out]}* out [[buffer(3)]], device float* lse [[buffer(4)]],",
-            "    uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {",
-            f"  flex_merge<{MSL_TYPES[out]}, {value_dim}>(params, partial_out, partial_lse, out, lse, group, lane);",
-            "}",
-        ]
-    )
 
 
 _KERNELS: dict[type[ir.Op], Callable[[_Builder, Any], tuple[str, ...]]] = {

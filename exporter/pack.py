@@ -16,7 +16,7 @@ import flexpte.metal_delegate.payload_generated as schema
 from flexpte.exporter.errors import Unsupported
 from flexpte.exporter.expression import Expression, Node
 from flexpte.exporter.ir import Instruction, Region, Size
-from flexpte.exporter.msl_library import metal_library
+from flexpte.exporter.msl_library import kernels_version, metal_library
 from flexpte.exporter.symbols import upper_bound
 
 VERSION = 1
@@ -129,7 +129,7 @@ def pack(region: Region, keys: dict[int, str], exporter: str) -> bytes:
         _instruction(i, kernels, expressions, scalars)
         for i, kernels in zip(library.instructions, library.kernels, strict=True)
     ]
-    payload.metalLibrary = library.source
+    payload.metalLibrary, payload.kernelsVersion = library.source, kernels_version()
     payload.expressions = [_expression(e) for e in expressions]
     payload.inputs, payload.outputs = list(region.inputs), list(region.outputs)
     payload.arenaSizeBytes = region.arena_size_bytes

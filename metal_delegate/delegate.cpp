@@ -6,7 +6,10 @@
 #include "metal_delegate/device.h"
 #include "metal_delegate/gpu/gpu_device.h"
 #include "metal_delegate/host_device.h"
-#include "metal_delegate/msl_shim/msl_library.h"
+#ifdef FLEXPTE_HAS_METAL
+#include "metal_delegate/metal/metal_library.h"
+#endif
+#include "metal_delegate/msl_host/msl_library.h"
 #include "metal_delegate/payload.h"
 
 namespace flexpte {
@@ -43,12 +46,22 @@ Result<std::shared_ptr<gpu::Library>> make_msl_host_library(std::string_view met
   return std::shared_ptr<gpu::Library>(std::move(library));
 }
 
+std::vector<std::unique_ptr<bound::Device>> make_devices(std::shared_ptr<const ThreadPool> pool) {
+  std::vector<std::unique_ptr<bound::Device>> devices;
+  devices.push_back(bound::make_host_device(std::move(pool)));
+  devices.push_back(bound::make_gpu_device("msl-host", make_msl_host_library));
+#ifdef FLEXPTE_HAS_METAL
+  devices.push_back(
+      bound::make_gpu_device("metal", [](std::string_view text) { return metal::make_metal_library(text); }));
+#endif
+  return devices;
+}
+
 class MetalDelegate final : public Delegate {
  public:
   explicit MetalDelegate(DelegateOptions options) : wanted_(std::move(options.device)) {
     if (options.pool == nullptr) options.pool = std::make_shared<ThreadPool>(ThreadPool::default_num_threads());
-    devices_.push_back(bound::make_host_device(std::move(options.pool)));
-    devices_.push_back(bound::make_gpu_device("msl-host", make_msl_host_library));
+    devices_ = make_devices(std::move(options.pool));
   }
 
   std::string_view name() const override { return "FlexpteBackend"; }
@@ -74,6 +87,14 @@ class MetalDelegate final : public Delegate {
 };
 
 }  // namespace
+
+std::vector<std::string> available_devices() {
+  std::vector<std::string> names;
+  for (const std::unique_ptr<bound::Device>& device : make_devices(std::make_shared<ThreadPool>(1))) {
+    names.emplace_back(device->name());
+  }
+  return names;
+}
 
 std::unique_ptr<Delegate> make_metal_delegate(DelegateOptions options) {
   return std::make_unique<MetalDelegate>(std::move(options));

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "runtime/delegate.h"
 #include "runtime/thread_pool.h"
@@ -16,5 +17,8 @@ struct DelegateOptions {
 
 // Named "FlexpteBackend", as in .pte files. An unknown device is an error of load().
 std::unique_ptr<Delegate> make_metal_delegate(DelegateOptions options);
+
+// The names of the devices that this build has.
+std::vector<std::string> available_devices();
 
 }  // namespace flexpte

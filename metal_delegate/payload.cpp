@@ -72,6 +72,7 @@ class Decoder {
     if (payload_.exporter() != nullptr) program_.exporter = payload_.exporter()->str();
     program_.arena_size_bytes = payload_.arena_size_bytes();
     if (payload_.metal_library() != nullptr) program_.metal_library = payload_.metal_library()->str();
+    program_.kernels_version = payload_.kernels_version();
     FLEXPTE_TRY(constants());
     FLEXPTE_TRY(states());
     FLEXPTE_TRY(storages());

@@ -198,14 +198,18 @@ class InstructionDecoder {
     params.prefill_rows = op.prefill_rows();
     params.decode_rows = op.decode_rows();
     params.prefill_threads = op.prefill_threads();
+    params.chunk_rows = op.chunk_rows();
+    params.chunk_threads = op.chunk_threads();
     constexpr int32_t kMaxPrefillRows = 128;
     constexpr int32_t kMaxThreads = 1024;
     constexpr int32_t kMaxDecodeRows = 8;
-    if (params.prefill_rows < 0 || params.prefill_rows > kMaxPrefillRows || params.prefill_rows % 8 != 0 ||
-        params.prefill_threads < 0 || params.prefill_threads > kMaxThreads ||
+    const auto is_tile = [](int32_t rows, int32_t threads) {
+      return rows >= 0 && rows <= kMaxPrefillRows && rows % 8 == 0 && threads >= 0 && threads <= kMaxThreads;
+    };
+    if (!is_tile(params.prefill_rows, params.prefill_threads) || !is_tile(params.chunk_rows, params.chunk_threads) ||
         params.decode_rows < 0 || params.decode_rows > kMaxDecodeRows) {
-      return malformed("has Metal kernels of " + std::to_string(params.prefill_rows) + " and " +
-                       std::to_string(params.decode_rows) + " rows");
+      return malformed("has Metal kernels of " + std::to_string(params.prefill_rows) + ", " +
+                       std::to_string(params.chunk_rows) + " and " + std::to_string(params.decode_rows) + " rows");
     }
     to_.params = params;
     return Status::ok();

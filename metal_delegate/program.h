@@ -141,8 +141,10 @@ struct FlexParams {
   int64_t kv_block_size = 0;
   int32_t prefill_rows = 0;  // of a threadgroup of the Metal kernels
   int32_t prefill_threads = 0;
-  int32_t decode_rows = 0;   // 0: there is no decode kernel
-  int32_t plan = 0;          // attentions with equal numbers have one plan per execute
+  int32_t chunk_rows = 0;
+  int32_t chunk_threads = 0;
+  int32_t decode_rows = 0;  // 0: there is no decode kernel
+  int32_t plan = 0;         // attentions with equal numbers have one plan per execute
 };
 
 // Operand positions, by kind. An operand is a value number, or -1 where an optional one is absent.
@@ -187,6 +189,7 @@ struct BoundProgram {
   std::vector<int32_t> outputs;
   uint64_t arena_size_bytes = 0;
   std::string metal_library;  // empty: this payload has no Metal kernels
+  uint32_t kernels_version = 0;
   int32_t num_plans = 0;
 
   // Number of the first instruction that writes a state, or of instructions.

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+def available_devices() -> list[str]: ...
+
 class Program:
     @staticmethod
     def load_path(path: str, device: str, num_threads: int) -> Program: ...

@@ -46,9 +46,11 @@ Result<ZeroPages> ZeroPages::allocate(size_t size_bytes, std::string_view what) 
 
 Status ZeroPages::clear() {
   if (data_ == nullptr) return Status::ok();
-  if (::mmap(data_, size_bytes_, kProtection, kFlags | MAP_FIXED, -1, 0) == MAP_FAILED) {
-    return {Code::kOutOfMemory, std::string("cannot clear memory: ") + std::strerror(errno)};
-  }
+#ifdef __linux__
+  if (::madvise(data_, size_bytes_, MADV_DONTNEED) == 0) return Status::ok();
+#endif
+  // Not by mapping anew: a GPU that has these pages mapped would go on with the old ones.
+  std::memset(data_, 0, size_bytes_);
   return Status::ok();
 }
 

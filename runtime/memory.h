@@ -19,7 +19,7 @@ class ZeroPages {
   static Result<ZeroPages> allocate(size_t size_bytes, std::string_view what);
 
   std::span<std::byte> bytes() const { return {data_, size_bytes_}; }
-  // Gives the pages back to the system; they read as zero again.
+  // The pages read as zero again; on Linux the system has them back until they are touched.
   Status clear();
 
  private:

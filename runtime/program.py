@@ -164,10 +164,10 @@ class Session:
     def counters(self) -> dict[str, dict[str, Any]]:
         """What each kernel did since the session began, by kernel name; empty on devices that do not count.
 
-        Device ``"msl-host"`` counts ``dispatches``, ``threads``, ``flops`` (matrix products apart: ``matrix_multiplies``
-        of 8x8x8), ``barriers``, bytes of threadgroup memory, ``buffers`` (device bytes read and written, by argument)
-        and ``instructions`` out of ``instruction_slots``, the number there would be if all threads were as busy as the
-        busiest of their threadgroup.
+        Device ``"msl-host"`` counts ``dispatches``, ``threads``, ``flops`` (matrix products apart, as
+        ``matrix_multiplies`` of 8x8x8), ``barriers``, bytes of threadgroup memory, ``buffers`` (device bytes read and
+        written, by argument) and ``instructions`` out of ``instruction_slots``, the number there would be if all
+        threads were as busy as the busiest of their threadgroup.
         """
         total: dict[str, dict[str, Any]] = {}
         for text in self._native.counters():

@@ -18,7 +18,7 @@ enum class Code : int8_t {
   kOutOfRange,       // an index, or a position past a cache's capacity ("context full")
   kOutOfMemory,
   kIo,
-  kUnavailable,      // not now, but later perhaps: a GPU that the system keeps from apps in the background
+  kUnavailable,  // not now, but later perhaps: a GPU that the system keeps from apps in the background
   kInternal,
 };
 

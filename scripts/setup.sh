@@ -77,7 +77,15 @@ if ! cmp -s pyproject.toml "$stamp"; then
   cp pyproject.toml "$stamp"
 fi
 
+# Apple's metal-cpp headers: the device "metal" on a Mac, and its test double elsewhere.
+metal_cpp=$("$venv_python" scripts/fetch_metal_cpp.py) || {
+  [ "$(uname -s)" = Darwin ] && fail "the headers of metal-cpp could not be fetched"
+  printf 'setup: without metal-cpp: the host code of device "metal" is not built and not tested\n' >&2
+  metal_cpp=
+}
+
 say "building flexpte"
 "$venv_python" -m pip install --quiet --no-build-isolation --no-deps --editable . \
-  --config-settings=build-dir=build/release --config-settings=cmake.define.FLEXPTE_TESTS=ON
+  --config-settings=build-dir=build/release --config-settings=cmake.define.FLEXPTE_TESTS=ON \
+  --config-settings=cmake.define.FLEXPTE_METAL_CPP_DIR="$metal_cpp"
 echo "ready: .venv/bin/flexpte"

@@ -21,7 +21,7 @@ PYTHON_ARROWS = {
 }
 # The compiler proper knows the schema and its own files; what drives it may know more, and what explains
 # masks asks the delegate's own evaluator.
-EXPORTER_DRIVERS = {"cli.py", "explain.py", "inspect.py", "language_model.py"}
+EXPORTER_DRIVERS = {"bench_tables.py", "cli.py", "explain.py", "inspect.py", "language_model.py"}
 
 CPP_ARROWS = {
     "runtime/kernels": {"runtime"},

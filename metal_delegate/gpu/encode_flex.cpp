@@ -11,6 +11,9 @@ namespace {
 
 namespace operand = bound::operand;
 
+// Kernels, in the order of Instruction::kernels.
+enum Kind : size_t { kPrefill = 0, kMerge = 1, kChunk = 2, kDecode = 3 };
+
 // Instructions whose masks are one expression and read captures of equal ranks share one.
 struct Compiled {
   int32_t expression;
@@ -46,34 +49,43 @@ Result<BufferArgument> copied(Encoder& encoder, std::span<const T> values, std::
   return read(std::span<const std::byte>(bytes), name);
 }
 
-void copy_strides(const TensorView& view, int64_t (&strides)[3]) {
-  for (size_t d = 0; d < 3; ++d) strides[d] = view.strides[d];
+template <size_t N>
+void copy_strides(const TensorView& view, int64_t (&strides)[N]) {
+  for (size_t d = 0; d < N; ++d) strides[d] = view.strides[d];
 }
 
 bool reads_16_bytes(const TensorView& view) {
   const int64_t size = element_size_bytes(view.dtype);
-  bool fits = view.size(3) * size % 16 == 0 && reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
+  bool fits = view.size(3) * size % 16 == 0 && view.stride(3) == 1 && reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
   for (int32_t d = 0; d < 3; ++d) fits = fits && (view.size(d) == 1 || view.stride(d) * size % 16 == 0);
   return fits;
 }
 
-// The largest divisor of `group` that is at most `rows`.
-int64_t heads_at_once(int64_t group, int64_t rows) {
-  for (int64_t heads = std::min(group, rows); heads > 1; --heads) {
+// How many heads of a group share a threadgroup with `rows` rows, a divisor of `group`. The more, the fewer queries
+// and so the fewer keys beside a window that are read in vain; but each tile of queries is one to plan.
+int64_t heads_at_once(int64_t group, int64_t q_len, int64_t rows) {
+  constexpr int64_t kManyHeads = 8;
+  for (int64_t heads = std::min({group, rows, std::max(kManyHeads, rows / q_len)}); heads > 1; --heads) {
     if (group % heads == 0) return heads;
   }
   return 1;
 }
 
-// How many threadgroups share the keys of one tile. Few threadgroups leave cores without work whatever the
-// length, and each split should still have enough keys to be worth its start and its share of the merge: about
-// 256 of them. Four threadgroups a core hide the latency of memory; more splits only add to the merge.
-int64_t choose_splits(int64_t num_threadgroups, int64_t most_keys, uint32_t num_cores) {
+// How many threadgroups share the keys of one tile. As many as give every core threads enough to hide the latency
+// of memory: 1024 where rows are few and memory decides, 512 where matrix products do. More only adds to the merge,
+// and a split should have about 256 keys to be worth its start; but where even that leaves cores without work, as
+// for a model with one KV head, 64 will do.
+int64_t choose_splits(int64_t num_threadgroups, int64_t threads, bool is_decode, int64_t most_keys,
+                      uint32_t num_cores) {
   constexpr int64_t kKeysPerSplit = 256;
-  constexpr int64_t kThreadgroupsPerCore = 4;
-  constexpr int64_t kMaxSplits = 64;
-  const int64_t wanted = (kThreadgroupsPerCore * num_cores + num_threadgroups - 1) / num_threadgroups;
-  const int64_t worthwhile = (most_keys + kKeysPerSplit - 1) / kKeysPerSplit;
+  constexpr int64_t kLeastKeysPerSplit = 64;
+  constexpr int64_t kMaxSplits = 256;
+  const auto divide_up = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  const int64_t wanted = divide_up((is_decode ? 1024 : 512) * int64_t{num_cores}, threads * num_threadgroups);
+  int64_t worthwhile = divide_up(most_keys, kKeysPerSplit);
+  if (num_threadgroups * worthwhile < num_cores) {
+    worthwhile = std::min(divide_up(num_cores, num_threadgroups), divide_up(most_keys, kLeastKeysPerSplit));
+  }
   return std::clamp<int64_t>(std::min(wanted, worthwhile), 1, kMaxSplits);
 }
 
@@ -87,6 +99,13 @@ Result<FlexPlanners> FlexPlanners::create(const bound::BoundProgram& program) {
     const bound::Instruction& instruction = program.instructions[i];
     if (instruction.kind != bound::OpKind::kFlexAttention) continue;
     const auto& params = std::get<bound::FlexParams>(instruction.params);
+    const size_t num_kernels = params.decode_rows > 0 ? 4 : 3;
+    if (instruction.kernels.size() != num_kernels || params.prefill_rows == 0 || params.prefill_threads == 0 ||
+        params.chunk_rows == 0 || params.chunk_threads == 0) {
+      return Status(Code::kInvalidProgram,
+                    bound::describe_instruction(program, i) + " has " + std::to_string(instruction.kernels.size()) +
+                        " Metal kernels, expected " + std::to_string(num_kernels) + " with rows and threads");
+    }
     if (params.mask < 0) continue;
     std::vector<int> ranks;
     const size_t first = operand::kFirstCapture + static_cast<size_t>(params.num_score_captures);
@@ -159,12 +178,18 @@ Status encode_flex_attention(Encoder& encoder, FlexPlans& plans, const Call& cal
   const int64_t group = num_heads / num_kv_heads;
   const bool is_per_head = plan_depends_on_head(spec, args, plans.planners().mask(call.number));
 
-  bool is_decode = instruction.decode_rows > 0 && q_len * group <= instruction.decode_rows && !is_per_head;
-  const int64_t heads = is_decode ? group : is_per_head ? 1 : heads_at_once(group, instruction.prefill_rows);
-  const int64_t q_tile = is_decode ? q_len : instruction.prefill_rows / heads;
+  // Rows are (query, head of the group), so that keys are read once for the group; where heads visit different keys,
+  // a head at a time.
+  const int64_t most_heads = is_per_head ? 1 : group;
+  Kind kind = q_len * most_heads <= instruction.decode_rows  ? kDecode
+              : q_len * most_heads <= instruction.chunk_rows ? kChunk
+                                                             : kPrefill;
+  const int64_t rows = kind == kPrefill ? instruction.prefill_rows : instruction.chunk_rows;
+  const int64_t heads = kind == kPrefill ? heads_at_once(most_heads, q_len, rows) : most_heads;
+  const int64_t q_tile = kind == kPrefill ? rows / heads : q_len;
   FLEXPTE_ASSIGN(const DevicePlan* plan, plans.plan(encoder, call.number, instruction.plan, q_tile, spec, args));
-  // Block lists may cut even a few queries into several tiles: those are for the prefill kernel.
-  is_decode = is_decode && plan->num_tiles == 1;
+  // Block lists may cut even a few queries into several tiles.
+  if (kind == kDecode && plan->num_tiles != 1) kind = kChunk;
 
   params::FlexParams params{};
   params.num_heads = static_cast<int32_t>(num_heads);
@@ -176,6 +201,7 @@ Status encode_flex_attention(Encoder& encoder, FlexPlans& plans, const Call& cal
   params.plan_heads = plan->num_heads;
   params.has_lse = args.lse.data != nullptr;
   params.is_vectorizable = reads_16_bytes(args.key) && reads_16_bytes(args.value);
+  params.has_row_bounds = plan->row_begin.data != nullptr;
   params.has_kv_batch = args.key.size(0) != 1 || batch == 1;
   params.scale = instruction.scale;
   copy_strides(args.query, params.query_strides);
@@ -184,9 +210,13 @@ Status encode_flex_attention(Encoder& encoder, FlexPlans& plans, const Call& cal
   copy_strides(args.out, params.out_strides);
   copy_strides(args.lse, params.lse_strides);
 
-  const int64_t tiles = is_decode ? 1 : plan->num_tiles;
+  constexpr int64_t kDecodeThreads = 128;
+  const int64_t threads = kind == kDecode  ? kDecodeThreads
+                          : kind == kChunk ? instruction.chunk_threads
+                                           : instruction.prefill_threads;
   const int64_t head_groups = num_heads / heads;
-  const int64_t splits = choose_splits(tiles * head_groups * batch, plan->most_keys, encoder.queue().num_cores());
+  const int64_t splits = choose_splits(plan->num_tiles * head_groups * batch, threads, kind == kDecode, plan->most_keys,
+                                       encoder.queue().num_cores());
   params.num_splits = static_cast<int32_t>(splits);
   BufferArgument partial_out;
   BufferArgument partial_lse;
@@ -217,17 +247,15 @@ Status encode_flex_attention(Encoder& encoder, FlexPlans& plans, const Call& cal
   for (const TensorView& capture : call.operands.subspan(operand::kFirstCapture)) {
     buffers.push_back(read(capture, "capture"));
   }
-  constexpr uint32_t kDecodeThreads = 128;
-  const uint32_t threads = is_decode ? kDecodeThreads : static_cast<uint32_t>(instruction.prefill_threads);
-  FLEXPTE_TRY(encoder.dispatch(
-      *call.pipelines[is_decode ? 2 : 0], params, buffers,
-      {{static_cast<uint32_t>(tiles * splits), static_cast<uint32_t>(head_groups), static_cast<uint32_t>(batch)},
-       {threads, 1, 1}}));
+  FLEXPTE_TRY(encoder.dispatch(*call.pipelines[kind], params, buffers,
+                               {{static_cast<uint32_t>(plan->num_tiles * splits), static_cast<uint32_t>(head_groups),
+                                 static_cast<uint32_t>(batch)},
+                                {static_cast<uint32_t>(threads), 1, 1}}));
   if (splits == 1) return Status::ok();
   const std::array<BufferArgument, 4> merged = {partial_out, partial_lse, write(args.out, "out"),
                                                 write(args.lse, "lse")};
   return encoder.dispatch(
-      *call.pipelines[1], params, merged,
+      *call.pipelines[kMerge], params, merged,
       {{static_cast<uint32_t>(q_len), static_cast<uint32_t>(num_heads), static_cast<uint32_t>(batch)}, {32, 1, 1}});
 }
 

@@ -9,6 +9,7 @@
 #include "metal_delegate/gpu/encode_ops.h"
 #include "metal_delegate/gpu/encoder.h"
 #include "metal_delegate/gpu/memory_map.h"
+#include "metal_delegate/gpu/params.h"
 
 namespace flexpte::bound {
 namespace {
@@ -24,6 +25,13 @@ class GpuExecutable final : public Executable {
                         std::string(device) +
                         "' cannot run it: load it with device \"host\", or export the model again (float64 has no "
                         "Metal kernels)");
+    }
+    if (program.kernels_version != FLEXPTE_KERNELS_VERSION) {
+      return Status(Code::kUnsupported, "the file's Metal kernels have version " +
+                                            std::to_string(program.kernels_version) + ", device '" +
+                                            std::string(device) + "' of this build runs version " +
+                                            std::to_string(FLEXPTE_KERNELS_VERSION) +
+                                            ": export the model again, or load it with device \"host\"");
     }
     std::unique_ptr<GpuExecutable> executable(new GpuExecutable(program));
     FLEXPTE_ASSIGN(executable->library_, make_library(program.metal_library));
@@ -61,19 +69,9 @@ class GpuInstance final : public DelegateInstance {
 
   Status execute(std::span<DelegateArgument> inputs, std::span<DelegateArgument> outputs) override {
     FLEXPTE_TRY(frame_->begin(inputs, outputs));
-    FLEXPTE_TRY(map_memory());
-    plans_.begin_step();
-    encoder_.set_unreadable(frame_->arena());
-    const Status status = encode();
-    const Status finished = queue_->finish();
-    const uint32_t bad = encoder_.bad_instruction();
-    encoder_.reset();
+    const Status status = run();
+    memory_.end_step();
     FLEXPTE_TRY(status);
-    FLEXPTE_TRY(finished);
-    if (bad != 0) {
-      return {Code::kOutOfRange,
-              describe_instruction(executable_.program(), bad - 1) + ": an index is outside its dimension"};
-    }
     frame_->finish(outputs);
     return Status::ok();
   }
@@ -89,6 +87,23 @@ class GpuInstance final : public DelegateInstance {
         memory_(*queue_),
         plans_(executable.planners()) {}
 
+  Status run() {
+    FLEXPTE_TRY(map_memory());
+    plans_.begin_step();
+    encoder_.set_unreadable(frame_->arena());
+    const Status status = encode();
+    const Status finished = queue_->finish();
+    const uint32_t bad = encoder_.bad_instruction();
+    encoder_.reset();
+    FLEXPTE_TRY(status);
+    FLEXPTE_TRY(finished);
+    if (bad != 0) {
+      return {Code::kOutOfRange,
+              describe_instruction(executable_.program(), bad - 1) + ": an index is outside its dimension"};
+    }
+    return Status::ok();
+  }
+
   Status map_memory() {
     const BoundProgram& program = executable_.program();
     memory_.add(frame_->arena(), gpu::Access::kReadWrite);
@@ -96,7 +111,9 @@ class GpuInstance final : public DelegateInstance {
       const StorageKind kind = program.storages[s].kind;
       if (kind == StorageKind::kArena) continue;
       const bool is_read = kind == StorageKind::kConstant || kind == StorageKind::kInput;
-      memory_.add(frame_->storage(s), is_read ? gpu::Access::kRead : gpu::Access::kReadWrite);
+      const bool is_callers = kind == StorageKind::kInput || kind == StorageKind::kOutput;
+      memory_.add(frame_->storage(s), is_read ? gpu::Access::kRead : gpu::Access::kReadWrite,
+                  is_callers ? gpu::Lifetime::kStep : gpu::Lifetime::kSession);
     }
     return memory_.apply();
   }

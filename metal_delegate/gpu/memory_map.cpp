@@ -10,8 +10,8 @@ constexpr size_t kMergedGapBytes = 4096;
 
 }  // namespace
 
-void MemoryMap::add(std::span<const std::byte> bytes, Access access) {
-  if (!bytes.empty()) next_.push_back({bytes.data(), bytes.size(), access});
+void MemoryMap::add(std::span<const std::byte> bytes, Access access, Lifetime lifetime) {
+  if (!bytes.empty()) next_.push_back({bytes.data(), bytes.size(), access, lifetime});
 }
 
 Status MemoryMap::apply() {
@@ -26,30 +26,41 @@ Status MemoryMap::apply() {
         const std::byte* new_end = std::max(end, region.data + region.size_bytes);
         last.size_bytes = static_cast<size_t>(new_end - last.data);
         if (region.access == Access::kReadWrite) last.access = Access::kReadWrite;
+        if (region.lifetime == Lifetime::kStep) last.lifetime = Lifetime::kStep;
         continue;
       }
     }
     next_[kept++] = region;
   }
   next_.resize(kept);
-  if (next_ == mapped_) {
-    next_.clear();
-    return Status::ok();
-  }
-  for (const Region& region : mapped_) queue_.unmap(region.data);
-  mapped_.clear();
+  unmap_if([this](const Region& region) { return std::find(next_.begin(), next_.end(), region) == next_.end(); });
+  Status status;
   for (const Region& region : next_) {
-    FLEXPTE_TRY(queue_.map(region.data, region.size_bytes, region.access));
+    if (std::find(mapped_.begin(), mapped_.end(), region) != mapped_.end()) continue;
+    status = queue_.map(region.data, region.size_bytes, region.access);
+    if (!status.is_ok()) break;
     mapped_.push_back(region);
   }
   next_.clear();
-  return Status::ok();
+  return status;
+}
+
+void MemoryMap::end_step() {
+  unmap_if([](const Region& region) { return region.lifetime == Lifetime::kStep; });
 }
 
 void MemoryMap::clear() {
-  for (const Region& region : mapped_) queue_.unmap(region.data);
-  mapped_.clear();
+  unmap_if([](const Region&) { return true; });
   next_.clear();
+}
+
+template <class Predicate>
+void MemoryMap::unmap_if(Predicate predicate) {
+  std::erase_if(mapped_, [&](const Region& region) {
+    if (!predicate(region)) return false;
+    queue_.unmap(region.data);
+    return true;
+  });
 }
 
 }  // namespace flexpte::gpu

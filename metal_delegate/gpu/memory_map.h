@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -9,6 +10,10 @@
 #include "runtime/status.h"
 
 namespace flexpte::gpu {
+
+// How long memory is the same pages: that of a session is, that of a caller may be freed and come back as other pages
+// at the same address, which a GPU would not notice.
+enum class Lifetime : uint8_t { kSession, kStep };
 
 class MemoryMap {
  public:
@@ -19,9 +24,11 @@ class MemoryMap {
   MemoryMap& operator=(const MemoryMap&) = delete;
 
   // Adds a region to the next set; empty ones are left out, overlapping and adjacent ones become one.
-  void add(std::span<const std::byte> bytes, Access access);
-  // Maps the regions added since the last call, and no others. Does nothing when they are those of last time.
+  void add(std::span<const std::byte> bytes, Access access, Lifetime lifetime = Lifetime::kSession);
+  // Maps the regions added since the last call, and no others. What is mapped already stays.
   Status apply();
+  // Unmaps what lasts for a step.
+  void end_step();
   void clear();
 
  private:
@@ -29,8 +36,12 @@ class MemoryMap {
     const std::byte* data = nullptr;
     size_t size_bytes = 0;
     Access access = Access::kRead;
+    Lifetime lifetime = Lifetime::kSession;
     bool operator==(const Region&) const = default;
   };
+
+  template <class Predicate>
+  void unmap_if(Predicate predicate);
 
   Queue& queue_;
   std::vector<Region> next_;

@@ -8,29 +8,49 @@
 // partial results (out normalised, lse) [B, Hq, Lq, splits, DV] and [B, Hq, Lq, splits] where keys are split;
 // 13 views of the captures, 14 scalars, 15 and on the captures of the score, then of the mask.
 //
+// Grid: x tiles * splits, y heads / heads_at_once, z batches. Row r of a threadgroup is query r / heads_at_once of
+// the tile, head r % heads_at_once of the heads at y: all of one KV group, so that keys and values are read once.
 // The keys that a tile visits are split evenly, in units of 64, over threadgroups; flex_merge puts results
 // together. Scores are held in units of log 2, so that exp2 is all that softmax needs.
 
 #define FLEX_SPLIT_KEYS 64
 #define FLEX_LOG2E 1.4426950408889634f
 #define FLEX_LN2 0.6931471805599453f
+// Arrays indexed in these loops stay in registers.
+#define FLEX_UNROLL _Pragma("clang loop unroll(full)")
 
 enum FlexRunKind { FLEX_FULL, FLEX_BOUNDS, FLEX_MASK };
 
 struct FlexPlanView {
-  constant const int* tile_begin;
-  constant const int* first_run;
-  constant const KeyRun* runs;
+  constant int* tile_begin;
+  constant int* first_run;
+  constant KeyRun* runs;
   device const int* row_begin;
   device const int* row_end;
 };
 
-// Where a row's mask and score are looked up, and what of it is known.
+// Element `e` of 16 bytes.
+template <typename T>
+inline T flex_element(uint4 words, int e) {
+  return as_type<T>(ushort(words[e / 2] >> uint(16 * (e % 2))));
+}
+template <>
+inline float flex_element<float>(uint4 words, int e) {
+  return as_type<float>(words[e]);
+}
+
+// By bits: whatever the compiler takes for granted of floats.
+inline bool flex_is_finite(float x) { return (as_type<uint>(x) & 0x7f800000u) != 0x7f800000u; }
+inline bool flex_is_finite(half x) { return (as_type<ushort>(x) & 0x7c00) != 0x7c00; }
+inline bool flex_is_finite(bfloat x) { return (as_type<ushort>(x) & 0x7f80) != 0x7f80; }
+inline bool flex_is_nan(float x) { return (as_type<uint>(x) & 0x7fffffffu) > 0x7f800000u; }
+
+// What a row is: which query, and the keys that it sees in runs of kind FLEX_BOUNDS.
 struct FlexRow {
   int batch;
   int head;
   int q_idx;
-  int row_begin;  // for runs of kind FLEX_BOUNDS
+  int row_begin;
   int row_end;
   bool is_valid;
 };
@@ -48,7 +68,7 @@ inline FlexRow flex_row(constant const FlexParams& params, thread const FlexPlan
   row.is_valid = is_valid;
   row.row_begin = 0;
   row.row_end = 0;
-  if (is_valid && plan.row_begin != nullptr) {
+  if (is_valid && params.has_row_bounds != 0) {
     const long at = long(flex_entry(params, batch, head)) * params.q_len + q_idx;
     row.row_begin = plan.row_begin[at];
     row.row_end = plan.row_end[at];
@@ -56,19 +76,26 @@ inline FlexRow flex_row(constant const FlexParams& params, thread const FlexPlan
   return row;
 }
 
-// The score in units of log 2, -INFINITY where it is masked. `score` is <q, k>.
+// The keys of [begin, end) that the row may see by the plan; in runs of kind FLEX_MASK the mask decides as well.
+inline int2 flex_visible(thread const FlexRow& row, int kind, int begin, int end) {
+  if (!row.is_valid) return int2(begin, begin);
+  if (kind == FLEX_BOUNDS) return int2(max(begin, row.row_begin), min(end, row.row_end));
+  return int2(begin, end);
+}
+
+// Whether the row sees a key that flex_visible lets through.
+template <typename Mods>
+inline bool flex_is_visible(thread const Mods& mods, thread const FlexRow& row, int kind, int kv_idx) {
+  if (Mods::has_mask == 0 || kind != FLEX_MASK) return true;
+  return mods.mask(row.batch, row.head, row.q_idx, kv_idx);
+}
+
+// The score of a visible key, in units of log 2. `score` is <q, k>.
 template <typename Mods>
 inline float flex_score(constant const FlexParams& params, thread const Mods& mods, thread const FlexRow& row,
-                        int kind, int kv_idx, int kv_end, float score) {
-  bool is_visible = row.is_valid && kv_idx < kv_end;
-  if (kind == FLEX_BOUNDS) is_visible = is_visible && kv_idx >= row.row_begin && kv_idx < row.row_end;
-  if (Mods::has_mask != 0 && kind == FLEX_MASK && is_visible) {
-    is_visible = mods.mask(row.batch, row.head, row.q_idx, kv_idx);
-  }
-  if (!is_visible) return -INFINITY;
-  float scaled = score * params.scale;
-  if (Mods::has_score != 0) scaled = mods.score(scaled, row.batch, row.head, row.q_idx, kv_idx);
-  return scaled * FLEX_LOG2E;
+                        int kv_idx, float score) {
+  if (Mods::has_score == 0) return score * (params.scale * FLEX_LOG2E);
+  return mods.score(score * params.scale, row.batch, row.head, row.q_idx, kv_idx) * FLEX_LOG2E;
 }
 
 // The larger one; NaN of `b` is left to exp2, which makes the whole row NaN.
@@ -77,42 +104,72 @@ inline float flex_max(float a, float b) { return b > a ? b : a; }
 inline float flex_shift(float most) { return most == -INFINITY ? 0.0f : most; }
 
 // The keys [begin, end) of the visited ones that are a split's, counted along the runs.
-inline int2 flex_split(constant const KeyRun* runs, int first, int last, int split, int num_splits) {
+inline int2 flex_split(constant KeyRun* runs, int first, int last, int split, int num_splits) {
+  if (num_splits == 1) return int2(0, 0x7fffffff);
   int visited = 0;
   for (int i = first; i < last; ++i) visited += runs[i].end - runs[i].begin;
-  if (num_splits == 1) return int2(0, visited);
   const int units = (visited + FLEX_SPLIT_KEYS - 1) / FLEX_SPLIT_KEYS;
   const int begin = int(long(units) * split / num_splits) * FLEX_SPLIT_KEYS;
   const int end = int(long(units) * (split + 1) / num_splits) * FLEX_SPLIT_KEYS;
   return int2(min(begin, visited), min(end, visited));
 }
 
-// Puts the splits of one row together: one simdgroup a row, its lanes along DV.
+// The part of a run, `visited` keys behind the first visited one, that is a split's.
+inline int2 flex_part(constant const KeyRun& run, int2 mine, int visited) {
+  const int size = run.end - run.begin;
+  return int2(run.begin + clamp(mine.x - visited, 0, size), run.begin + clamp(mine.y - visited, 0, size));
+}
+
+// Of a row's element in the partial results.
+inline long flex_partial(constant const FlexParams& params, thread const FlexRow& row, int split) {
+  return ((long(row.batch) * params.num_heads + row.head) * params.q_len + row.q_idx) * params.num_splits + split;
+}
+
+inline long flex_offset(constant const long* strides, thread const FlexRow& row) {
+  return long(row.batch) * strides[0] + long(row.head) * strides[1] + long(row.q_idx) * strides[2];
+}
+
+// Puts the splits of one row together: one simdgroup a row, its lanes along the splits, then along DV.
 template <typename TO, int DV>
 inline void flex_merge(constant const FlexParams& params, device const float* partial_out,
                        device const float* partial_lse, device TO* out, device float* lse, uint3 group, uint lane) {
-  const int q_idx = int(group.x);
-  const int head = int(group.y);
-  const int batch = int(group.z);
-  const long row = (long(batch) * params.num_heads + head) * params.q_len + q_idx;
-  partial_out += row * params.num_splits * DV;
-  partial_lse += row * params.num_splits;
+  FlexRow row;
+  row.q_idx = int(group.x);
+  row.head = int(group.y);
+  row.batch = int(group.z);
+  partial_out += flex_partial(params, row, 0) * DV;
+  partial_lse += flex_partial(params, row, 0);
+  const int num_splits = params.num_splits;
   float most = -INFINITY;
-  for (int s = 0; s < params.num_splits; ++s) most = flex_max(most, partial_lse[s]);
+  for (int s = int(lane); s < num_splits; s += 32) most = flex_max(most, partial_lse[s]);
+  most = flex_max(most, simd_max(most));
   const float shift = flex_shift(most);
+  float sums[(DV + 31) / 32];
+  FLEX_UNROLL
+  for (int d = 0; d < (DV + 31) / 32; ++d) sums[d] = 0.0f;
   float total = 0.0f;
-  for (int s = 0; s < params.num_splits; ++s) total += precise::exp(partial_lse[s] - shift);
-  const float factor = total == 0.0f ? 0.0f : 1.0f / total;
-  out += long(batch) * params.out_strides[0] + long(head) * params.out_strides[1] + long(q_idx) * params.out_strides[2];
-  for (int d = int(lane); d < DV; d += 32) {
-    float sum = 0.0f;
-    for (int s = 0; s < params.num_splits; ++s) {
-      sum += precise::exp(partial_lse[s] - shift) * partial_out[long(s) * DV + d];
+  for (int begin = 0; begin < num_splits; begin += 32) {
+    float weight = 0.0f;
+    if (begin + int(lane) < num_splits) weight = precise::exp(partial_lse[begin + int(lane)] - shift);
+    total += weight;
+    for (int s = 0; s < min(32, num_splits - begin); ++s) {
+      const float factor = simd_shuffle(weight, ushort(s));
+      FLEX_UNROLL
+      for (int d = 0; d < (DV + 31) / 32; ++d) {
+        const int column = 32 * d + int(lane);
+        if (column < DV) sums[d] = fma(factor, partial_out[long(begin + s) * DV + column], sums[d]);
+      }
     }
-    out[d] = TO(sum * factor);
+  }
+  total = simd_sum(total);
+  const float factor = total == 0.0f ? 0.0f : 1.0f / total;
+  out += flex_offset(params.out_strides, row);
+  FLEX_UNROLL
+  for (int d = 0; d < (DV + 31) / 32; ++d) {
+    const int column = 32 * d + int(lane);
+    if (column < DV) out[column * params.out_strides[3]] = TO(sums[d] * factor);
   }
   if (params.has_lse != 0 && lane == 0) {
-    lse[long(batch) * params.lse_strides[0] + long(head) * params.lse_strides[1] +
-        long(q_idx) * params.lse_strides[2]] = total == 0.0f ? -INFINITY : shift + precise::log(total);
+    lse[flex_offset(params.lse_strides, row)] = total == 0.0f ? -INFINITY : shift + precise::log(total);
   }
 }

@@ -12,11 +12,11 @@ struct Chip {
 };
 
 constexpr std::array kChips = {
-    Chip{"A14", 4},       Chip{"A15", 5},       Chip{"A16", 5},        Chip{"A17 Pro", 6}, Chip{"A18", 5},
-    Chip{"A18 Pro", 6},   Chip{"A19", 5},       Chip{"A19 Pro", 6},    Chip{"M1", 8},      Chip{"M1 Pro", 16},
-    Chip{"M1 Max", 32},   Chip{"M1 Ultra", 64}, Chip{"M2", 10},        Chip{"M2 Pro", 19}, Chip{"M2 Max", 38},
-    Chip{"M2 Ultra", 76}, Chip{"M3", 10},       Chip{"M3 Pro", 18},    Chip{"M3 Max", 40}, Chip{"M3 Ultra", 80},
-    Chip{"M4", 10},       Chip{"M4 Pro", 20},   Chip{"M4 Max", 40},    Chip{"M5", 10},
+    Chip{"A14", 4},       Chip{"A15", 5},       Chip{"A16", 5},     Chip{"A17 Pro", 6}, Chip{"A18", 5},
+    Chip{"A18 Pro", 6},   Chip{"A19", 5},       Chip{"A19 Pro", 6}, Chip{"M1", 8},      Chip{"M1 Pro", 16},
+    Chip{"M1 Max", 32},   Chip{"M1 Ultra", 64}, Chip{"M2", 10},     Chip{"M2 Pro", 19}, Chip{"M2 Max", 38},
+    Chip{"M2 Ultra", 76}, Chip{"M3", 10},       Chip{"M3 Pro", 18}, Chip{"M3 Max", 40}, Chip{"M3 Ultra", 80},
+    Chip{"M4", 10},       Chip{"M4 Pro", 20},   Chip{"M4 Max", 40}, Chip{"M5", 10},
 };
 constexpr uint32_t kDefaultNumCores = 8;
 

@@ -42,8 +42,8 @@ Result<std::unique_ptr<MetalPipeline>> MetalKernels::compile(const std::string& 
   const NS::String* name = NS::String::string(function.c_str(), NS::UTF8StringEncoding);
   const auto metal_function = NS::TransferPtr(name == nullptr ? nullptr : library_->newFunction(name));
   if (!metal_function) {
-    return Status(Code::kInvalidProgram, "the Metal library has no kernel named " + function +
-                                             "; it has: " + function_names(*library_.get()));
+    return Status(Code::kInvalidProgram,
+                  "the Metal library has no kernel named " + function + "; it has: " + function_names(*library_.get()));
   }
   NS::Error* error = nullptr;
   auto state = NS::TransferPtr(device_->newComputePipelineState(metal_function.get(), &error));

@@ -48,7 +48,8 @@ Result<NS::SharedPtr<MTL::Library>> load(MTL::Device& device, const std::string&
   NS::Error* error = nullptr;
   auto library = NS::TransferPtr(url == nullptr ? nullptr : device.newLibrary(url, &error));
   if (!library) {
-    return Status(Code::kIo, "cannot load the Metal library " + path + ": " + describe(error, "Metal does not say why"));
+    return Status(Code::kIo,
+                  "cannot load the Metal library " + path + ": " + describe(error, "Metal does not say why"));
   }
   return library;
 }

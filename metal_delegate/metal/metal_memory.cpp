@@ -36,44 +36,33 @@ Status MappedMemory::map(const std::byte* data, size_t size_bytes, gpu::Access a
   }
 
   // The pages of this region and of every buffer that it shares a page with.
-  Pages pages = pages_of(region);
-  const Pages own = pages;
-  bool is_covered = false;
-  for (const Wrap& wrap : wraps_) {
-    if (wrap.pages.end <= own.begin || own.end <= wrap.pages.begin) continue;
-    pages = {std::min(pages.begin, wrap.pages.begin), std::max(pages.end, wrap.pages.end)};
-    is_covered = wrap.pages.begin <= own.begin && own.end <= wrap.pages.end;
+  const Pages own = pages_of(region);
+  Pages pages = own;
+  for (const Wrap& w : wraps_) {
+    if (!w.pages.shares_with(own)) continue;
+    pages = {std::min(pages.begin, w.pages.begin), std::max(pages.end, w.pages.end)};
   }
-  std::vector<Wrap> wraps;
-  if (!is_covered) {
-    FLEXPTE_ASSIGN(Wrap wrapped, wrap(pages));
-    wraps.push_back(std::move(wrapped));
-  }
+  FLEXPTE_ASSIGN(Wrap wrapped, wrap(pages));
   regions_.insert(next, region);
-  if (is_covered) {
-    const auto wrap = std::find_if(wraps_.begin(), wraps_.end(), [&](const Wrap& w) { return w.pages == pages; });
-    wraps.push_back(*wrap);
-  }
-  replace(pages, std::move(wraps));
+  replace(pages, {std::move(wrapped)});
   return Status::ok();
 }
 
 void MappedMemory::unmap(const std::byte* data) {
-  const auto region = std::find_if(regions_.begin(), regions_.end(),
-                                   [&](const Region& r) { return r.begin == address_of(data); });
+  const auto region =
+      std::find_if(regions_.begin(), regions_.end(), [&](const Region& r) { return r.begin == address_of(data); });
   if (region == regions_.end()) return;
   const Pages gone = pages_of(*region);
   regions_.erase(region);
-  const auto old = std::find_if(wraps_.begin(), wraps_.end(), [&](const Wrap& w) {
-    return w.pages.begin <= gone.begin && gone.end <= w.pages.end;
-  });
-  const Wrap whole = *old;
+  const auto old = std::find_if(wraps_.begin(), wraps_.end(),
+                                [&](const Wrap& w) { return w.pages.begin <= gone.begin && gone.end <= w.pages.end; });
+  const Pages whole = old->pages;
 
   // What stays is wrapped anew, so that no buffer holds pages that may be freed now.
   std::vector<Pages> stays;
   for (const Region& r : regions_) {
     const Pages pages = pages_of(r);
-    if (pages.end <= whole.pages.begin || whole.pages.end <= pages.begin) continue;
+    if (!pages.shares_with(whole)) continue;
     if (!stays.empty() && pages.begin < stays.back().end) {
       stays.back().end = std::max(stays.back().end, pages.end);
     } else {
@@ -82,15 +71,11 @@ void MappedMemory::unmap(const std::byte* data) {
   }
   std::vector<Wrap> wraps;
   for (const Pages& pages : stays) {
-    if (pages == whole.pages) {
-      wraps.push_back(whole);
-      continue;
-    }
     Result<Wrap> wrapped = wrap(pages);
-    if (!wrapped.is_ok()) return replace(whole.pages, {whole});  // keeps too much, which does no harm to what stays
+    if (!wrapped.is_ok()) return;  // keeps the old buffer, which covers what stays
     wraps.push_back(std::move(*wrapped));
   }
-  replace(whole.pages, std::move(wraps));
+  replace(whole, std::move(wraps));
 }
 
 Result<MappedMemory::Place> MappedMemory::find(const gpu::BufferArgument& argument, size_t number,
@@ -117,14 +102,17 @@ MappedMemory::Pages MappedMemory::pages_of(const Region& region) const {
 }
 
 Result<MappedMemory::Wrap> MappedMemory::wrap(const Pages& pages) const {
+  for (const Wrap& w : wraps_) {
+    if (w.pages == pages) return w;
+  }
   const size_t size_bytes = pages.end - pages.begin;
   if (const size_t most_bytes = device_->maxBufferLength(); size_bytes > most_bytes) {
     return Status(Code::kOutOfMemory, "the GPU can map at most " + std::to_string(most_bytes) +
                                           " bytes at a time; the model needs " + std::to_string(size_bytes));
   }
-  MTL::Buffer* buffer = device_->newBuffer(reinterpret_cast<const void*>(pages.begin), size_bytes,
-                                           MTL::ResourceStorageModeShared | MTL::ResourceHazardTrackingModeTracked,
-                                           nullptr);
+  MTL::Buffer* buffer =
+      device_->newBuffer(reinterpret_cast<const void*>(pages.begin), size_bytes,
+                         MTL::ResourceStorageModeShared | MTL::ResourceHazardTrackingModeTracked, nullptr);
   if (buffer == nullptr) {
     return Status(Code::kOutOfMemory, "Metal cannot map " + std::to_string(size_bytes) + " bytes for the GPU");
   }

@@ -34,6 +34,7 @@ class MappedMemory {
     uintptr_t begin = 0;
     uintptr_t end = 0;
     bool operator==(const Pages&) const = default;
+    bool shares_with(const Pages& other) const { return begin < other.end && other.begin < end; }
   };
   struct Wrap {
     Pages pages;
@@ -49,6 +50,7 @@ class MappedMemory {
   };
 
   Pages pages_of(const Region& region) const;
+  // The buffer of exactly these pages: the one there is, or a new one.
   Result<Wrap> wrap(const Pages& pages) const;
   // Puts `wraps` where those of `pages` were, and lets the regions inside point at them.
   void replace(const Pages& pages, std::vector<Wrap> wraps);

@@ -136,8 +136,8 @@ Status MetalQueue::check(const MetalPipeline& pipeline, std::span<const std::byt
                                     std::to_string(gpu::kMaxBuffers)};
   }
   if (params.size() > gpu::kMaxParamsBytes) {
-    return {Code::kUnsupported, kernel + " is given " + std::to_string(params.size()) + " bytes of params; Metal takes " +
-                                    std::to_string(gpu::kMaxParamsBytes)};
+    return {Code::kUnsupported, kernel + " is given " + std::to_string(params.size()) +
+                                    " bytes of params; Metal takes " + std::to_string(gpu::kMaxParamsBytes)};
   }
   if (volume(grid.threads) > pipeline.max_threads_per_threadgroup()) {
     return {Code::kUnsupported, kernel + " is run with threadgroups of " + std::to_string(volume(grid.threads)) +

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "metal_delegate/msl_shim/msl_library.h"
+#include "metal_delegate/msl_host/msl_library.h"
 #include "runtime/bindings/errors.h"
 
 namespace nb = nanobind;
@@ -34,7 +34,9 @@ nb::dict dict_of(const msl_host::KernelCounters& c) {
   dict["constant_read_bytes"] = c.constant_read_bytes;
   dict["threadgroup_read_bytes"] = c.threadgroup_read_bytes;
   dict["threadgroup_written_bytes"] = c.threadgroup_written_bytes;
+  dict["threadgroup_bytes"] = c.threadgroup_bytes;
   dict["barriers"] = c.barriers;
+  dict["simdgroup_barriers"] = c.simdgroup_barriers;
   dict["simdgroup_operations"] = c.simdgroup_operations;
   dict["matrix_multiplies"] = c.matrix_multiplies;
   dict["matrix_flops"] = c.matrix_multiplies * 1024;
@@ -48,6 +50,7 @@ nb::dict dict_of(const msl_host::KernelCounters& c) {
     nb::dict buffer;
     buffer["read_bytes"] = bytes.read_bytes;
     buffer["written_bytes"] = bytes.written_bytes;
+    buffer["unique_bytes"] = bytes.unique_bytes;
     buffers[name.c_str()] = buffer;
     read_bytes += bytes.read_bytes;
     written_bytes += bytes.written_bytes;
@@ -112,8 +115,11 @@ class MslLibrary {
     queue_->set_threadgroup_arguments(threadgroup_bytes.value_or(std::vector<size_t>()));
     queue_->reset_counters();
     const auto* bytes = reinterpret_cast<const std::byte*>(params.c_str());
-    check(queue_->dispatch(**pipeline, std::span(bytes, params.size()), arguments, {threadgroups, threads}));
-    check(queue_->finish());
+    const Status status =
+        queue_->dispatch(**pipeline, std::span(bytes, params.size()), arguments, {threadgroups, threads});
+    const Status finished = queue_->finish();
+    check(status);
+    check(finished);
     return dict_of(queue_->kernel_counters().begin()->second);
   }
 

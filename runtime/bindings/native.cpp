@@ -358,6 +358,7 @@ NB_MODULE(_native, module) {
       .def("reset", &Session::reset)
       .def("counters", &Session::counters)
       .def("states_size_bytes", &Session::states_size_bytes);
+  module.def("available_devices", &flexpte::available_devices);
   flexpte::bindings::bind_ranges(module);
   flexpte::bindings::bind_msl(module);
 }

@@ -18,8 +18,8 @@ from torch.nn.attention.flex_attention import (
 
 import flexpte
 from tests.conformance.oracle import Answer, assert_matches, attention
+from tests.devices import DEVICES
 
-DEVICES = ("host", "msl-host")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 

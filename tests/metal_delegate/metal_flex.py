@@ -3,7 +3,7 @@ dense mask; and the same attention in float64."""
 
 from __future__ import annotations
 
-import os
+import ctypes
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -44,6 +44,9 @@ class Mods:
         lines += ["  bool mask(int b, int h, int q_idx, int kv_idx) const {"]
         lines += [f"    {self.mask or 'return true;'}", "  }", "};"]
         return "\n".join(lines)
+
+
+NO_MODS = Mods()
 
 
 @dataclass
@@ -105,8 +108,7 @@ def _tile_runs(
 
 
 def _kernel_file(name: str) -> str:
-    folder = os.environ.get("FLEX_KERNELS") or str(Path(flexpte.metal_delegate.__file__).parent / "kernels")
-    return (Path(folder) / name).read_text(encoding="utf-8")
+    return (Path(flexpte.metal_delegate.__file__).parent / "kernels" / name).read_text(encoding="utf-8")
 
 
 @cache
@@ -135,7 +137,7 @@ def run(
     key: Array,
     value: Array,
     mask: Array,
-    mods: Mods = Mods(),
+    mods: Mods = NO_MODS,
     *,
     dtype: str = "F32",
     scale: float = 1.0,
@@ -157,7 +159,8 @@ def run(
     rows = heads * q_len
     if kernel == "decode":
         tiles = decode_tiles(head_dim, head_dim_v, item_size, rows)
-        assert tiles is not None and rows <= tiles.rows
+        assert tiles is not None
+        assert rows <= tiles.rows
         q_tile, threads = q_len, DECODE_THREADS
     else:
         choose = prefill_tiles if kernel == "prefill" else chunk_tiles
@@ -177,8 +180,8 @@ def run(
             for x in (key, value)
         )
     numbers = [num_heads, num_kv_heads, q_len, num_tiles, heads, mask.shape[0], mask.shape[1], splits, 1]
-    params = struct.pack("11i", *numbers, int(vectorizable), int(key.shape[0] != 1 or batch == 1))
-    params += struct.pack("f", scale)
+    numbers += [int(vectorizable), int(key.shape[0] != 1 or batch == 1), int(plan.row_begin is not None)]
+    params = struct.pack("12ifi", *numbers, scale, 0)
     for view in (query, key, value, out, lse):
         params += struct.pack(f"{view.ndim}q", *strides_of(view))
     partial_out = np.zeros((batch, num_heads, q_len, splits, head_dim_v), np.float32)
@@ -215,7 +218,11 @@ def run(
     merge_counters = None
     if splits > 1:
         merge_counters = lib.dispatch(
-            "attention_merge", [partial_out, partial_lse, _bytes(out), lse], params, (q_len, num_heads, batch), (32, 1, 1)
+            "attention_merge",
+            [partial_out, partial_lse, _bytes(out), lse],
+            params,
+            (q_len, num_heads, batch),
+            (32, 1, 1),
         )
     return Outcome(out, lse, counters, merge_counters)
 
@@ -225,8 +232,8 @@ def _bytes(view: Array) -> Array:
     if view.size == 0:
         return np.zeros(0, np.uint8)
     extent = sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)) + view.itemsize
-    base = np.lib.stride_tricks.as_strided(view.view(np.dtype(f"V{view.itemsize}")), (1,), (extent,))
-    return np.frombuffer((np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint8 * extent).from_address(base.ctypes.data))), np.uint8)
+    memory = (ctypes.c_uint8 * extent).from_address(view.ctypes.data)
+    return np.frombuffer(memory, np.uint8)
 
 
 def reference(
@@ -237,7 +244,9 @@ def reference(
     group = num_heads // key.shape[1]
     kv_len = key.shape[2]
     b, h, q, k = np.ogrid[:batch, :num_heads, :q_len, :kv_len]
-    wide = [np.repeat(np.broadcast_to(x, (batch, *x.shape[1:])).astype(np.float64), group, axis=1) for x in (key, value)]
+    wide = [
+        np.repeat(np.broadcast_to(x, (batch, *x.shape[1:])).astype(np.float64), group, axis=1) for x in (key, value)
+    ]
     with np.errstate(all="ignore"):
         s = np.einsum("bhqd,bhkd->bhqk", query.astype(np.float64), wide[0]) * scale
         if score is not None:

@@ -8,10 +8,6 @@
 namespace flexpte::metal_double {
 namespace {
 
-struct Queue final : Object {
-  Queue() : Object(queue_class()) {}
-};
-
 constexpr std::array<std::string_view, gpu::kMaxBuffers> kArgumentNames = {
     "buffer0",  "buffer1",  "buffer2",  "buffer3",  "buffer4",  "buffer5",  "buffer6",  "buffer7",
     "buffer8",  "buffer9",  "buffer10", "buffer11", "buffer12", "buffer13", "buffer14", "buffer15",
@@ -29,10 +25,13 @@ bool overlap(const Buffer& a, const Buffer& b) {
 
 }  // namespace
 
+Queue::Queue() : Object(queue_class()) {}
+
 CommandBuffer::CommandBuffer() : Object(command_buffer_class()) {}
 
 void CommandBuffer::dealloc() {
   if (is_encoding) violation("a command buffer was released with an encoder that has not ended");
+  if (state == kCommitted) violation("a command buffer was committed and not waited for");
   dispatches.clear();
   used.clear();
   error.reset();
@@ -46,13 +45,14 @@ void CommandBuffer::fail(int64_t code, std::string description) {
 void CommandBuffer::commit() {
   if (state != kNotEnqueued) return violation("a command buffer was committed twice");
   if (is_encoding) violation("a command buffer was committed with an encoder that has not ended");
-  ++record().num_command_buffers;
-  std::vector<int64_t>& errors = behaviour().command_buffer_errors;
-  if (!errors.empty()) {
-    const int64_t code = errors.front();
-    errors.erase(errors.begin());
-    if (code != 0) return fail(code, "as the test wants");
-  }
+  count(&Record::num_command_buffers);
+  state = kCommitted;
+}
+
+void CommandBuffer::wait() {
+  if (state == kNotEnqueued) return violation("a command buffer was waited for and never committed");
+  if (state != kCommitted) return;
+  if (const int64_t code = take_command_buffer_error(); code != 0) return fail(code, "as the test wants");
   state = kCompleted;
   for (const Dispatch& dispatch : dispatches) {
     for (const Binding& binding : dispatch.bindings) {
@@ -66,7 +66,7 @@ void CommandBuffer::commit() {
 }
 
 std::string CommandBuffer::run(const Dispatch& dispatch) {
-  record().kernels.emplace_back(dispatch.pipeline->pipeline->name());
+  record_kernel(dispatch.pipeline->pipeline->name());
   size_t num_buffers = 0;
   for (size_t i = 1; i < dispatch.bindings.size(); ++i) {
     if (dispatch.bindings[i].buffer != nullptr) num_buffers = i;
@@ -90,8 +90,7 @@ std::string CommandBuffer::run(const Dispatch& dispatch) {
   return status.is_ok() ? finished.message() : status.message();
 }
 
-Encoder::Encoder(CommandBuffer& buffer)
-    : Object(encoder_class()), command_buffer(Ref<CommandBuffer>::retain(&buffer)) {
+Encoder::Encoder(CommandBuffer& buffer) : Object(encoder_class()), command_buffer(Ref<CommandBuffer>::retain(&buffer)) {
   buffer.is_encoding = true;
 }
 
@@ -129,7 +128,7 @@ const ClassInfo& encoder_class() {
     });
     c.method("setBuffer:offset:atIndex:", [](Encoder* self, SEL, Buffer* buffer, uint64_t offset, uint64_t index) {
       if (!self->is_usable(index)) return;
-      ++record().num_set_buffers;
+      count(&Record::num_set_buffers);
       if (buffer == nullptr) return violation("a null buffer was bound");
       if (offset >= buffer->size_bytes) return violation("a buffer was bound past its end");
       self->next.bindings[index] = {buffer, offset};
@@ -137,7 +136,7 @@ const ClassInfo& encoder_class() {
     });
     c.method("setBufferOffset:atIndex:", [](Encoder* self, SEL, uint64_t offset, uint64_t index) {
       if (!self->is_usable(index)) return;
-      ++record().num_set_offsets;
+      count(&Record::num_set_offsets);
       Binding& binding = self->next.bindings[index];
       if (binding.buffer == nullptr) return violation("the offset of a buffer that is not bound was set");
       if (offset >= binding.buffer->size_bytes) return violation("a buffer was bound past its end");
@@ -168,13 +167,11 @@ const ClassInfo& command_buffer_class() {
       if (type != kSerial) violation("the double runs dispatches in order only");
       if (self->is_encoding) violation("a command buffer with two encoders at a time");
       if (self->state != CommandBuffer::kNotEnqueued) violation("a command buffer was encoded after it was committed");
-      ++record().num_encoders;
+      count(&Record::num_encoders);
       return autoreleased(Ref<Encoder>::adopt(new Encoder(*self)));
     });
     c.method("commit", [](CommandBuffer* self, SEL) { self->commit(); });
-    c.method("waitUntilCompleted", [](CommandBuffer* self, SEL) {
-      if (self->state == CommandBuffer::kNotEnqueued) violation("a command buffer was waited for and never committed");
-    });
+    c.method("waitUntilCompleted", [](CommandBuffer* self, SEL) { self->wait(); });
     c.method("status", [](CommandBuffer* self, SEL) { return static_cast<uint64_t>(self->state); });
     c.method("error", [](CommandBuffer* self, SEL) { return self->error.get(); });
     return c;
@@ -185,12 +182,8 @@ const ClassInfo& command_buffer_class() {
 const ClassInfo& queue_class() {
   static const ClassInfo info = [] {
     ClassInfo c("MTLCommandQueue", &ns_object());
-    c.class_method("new", [](Object*, SEL) -> Object* { return new Queue; });
     c.method("commandBuffer", [](Queue*, SEL) -> Object* {
-      if (behaviour().num_command_buffers_refused > 0) {
-        --behaviour().num_command_buffers_refused;
-        return nullptr;
-      }
+      if (use_up(&Behaviour::num_command_buffers_refused)) return nullptr;
       return autoreleased(Ref<CommandBuffer>::adopt(new CommandBuffer));
     });
     return c;

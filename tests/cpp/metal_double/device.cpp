@@ -3,7 +3,6 @@
 
 #include <fstream>
 #include <iterator>
-#include <set>
 
 #include "metal_delegate/msl_host/msl_library.h"
 #include "tests/cpp/metal_double/metal.h"
@@ -28,19 +27,9 @@ constexpr int64_t kFileNotFound = 260;
 constexpr int64_t kApple7 = 1007;  // MTLGPUFamilyApple7
 constexpr uint64_t kStorageModeMask = 0xF0;
 
-// Wrapped buffers that exist. Leaked, so that memory may be unmapped at any time.
-struct Wrapped {
-  std::mutex mutex;
-  std::set<Buffer*> buffers;
-};
-Wrapped& wrapped() {
-  static Wrapped* const wrapped = new Wrapped;
-  return *wrapped;
-}
-
 Object* compile(const std::string& source, Error** error) {
-  ++record().num_libraries;
-  if (std::string text = std::exchange(behaviour().library_error, {}); !text.empty()) {
+  count(&Record::num_libraries);
+  if (std::string text = take(&Behaviour::library_error); !text.empty()) {
     set_error(error, kLibraryErrorCompileFailure, std::move(text));
     return nullptr;
   }
@@ -62,17 +51,14 @@ Object* compile(const std::string& source, Error** error) {
 
 Object* new_buffer(std::byte* memory, uint64_t length, uint64_t options) {
   if ((options & kStorageModeMask) != 0) violation("a buffer that the host cannot see");
-  if (behaviour().num_buffers_refused > 0) {
-    --behaviour().num_buffers_refused;
-    return nullptr;
-  }
+  if (use_up(&Behaviour::num_buffers_refused)) return nullptr;
   if (length == 0 || length > behaviour().max_buffer_bytes) return nullptr;
   return new Buffer(memory, length);
 }
 
 Object* new_pipeline(Function* function, Error** error) {
-  ++record().num_pipelines;
-  if (std::string text = std::exchange(behaviour().pipeline_error, {}); !text.empty()) {
+  count(&Record::num_pipelines);
+  if (std::string text = take(&Behaviour::pipeline_error); !text.empty()) {
     set_error(error, kPipelineErrorInternal, std::move(text));
     return nullptr;
   }
@@ -86,7 +72,8 @@ Object* new_pipeline(Function* function, Error** error) {
 const ClassInfo& device_class() {
   static const ClassInfo info = [] {
     ClassInfo c("MTLDevice", &ns_object());
-    c.method("name", [](Device*, SEL) { return autoreleased(Ref<String>::adopt(new String(behaviour().device_name))); });
+    c.method("name",
+             [](Device*, SEL) { return autoreleased(Ref<String>::adopt(new String(behaviour().device_name))); });
     c.method("supportsFamily:", [](Device*, SEL, int64_t family) {
       return family < kApple7 || (family == kApple7 && behaviour().has_simdgroup_matrix);
     });
@@ -108,26 +95,22 @@ const ClassInfo& device_class() {
              [](Device*, SEL, Function* function, Error** error) { return new_pipeline(function, error); });
     c.method("newBufferWithLength:options:",
              [](Device*, SEL, uint64_t length, uint64_t options) { return new_buffer(nullptr, length, options); });
-    c.method("newBufferWithBytesNoCopy:length:options:deallocator:",
-             [](Device*, SEL, std::byte* memory, uint64_t length, uint64_t options, const void* deallocator) -> Object* {
-               const auto page_bytes = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
-               if (memory == nullptr || reinterpret_cast<uintptr_t>(memory) % page_bytes != 0 ||
-                   length % page_bytes != 0) {
-                 violation("memory that is not whole pages was wrapped");
-                 return nullptr;
-               }
-               if (deallocator != nullptr) violation("the double takes no deallocators");
-               ++record().num_wrapped_buffers;
-               return new_buffer(memory, length, options);
-             });
+    c.method(
+        "newBufferWithBytesNoCopy:length:options:deallocator:",
+        [](Device*, SEL, std::byte* memory, uint64_t length, uint64_t options, const void* deallocator) -> Object* {
+          const auto page_bytes = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+          if (memory == nullptr || reinterpret_cast<uintptr_t>(memory) % page_bytes != 0 || length % page_bytes != 0) {
+            violation("memory that is not whole pages was wrapped");
+            return nullptr;
+          }
+          if (deallocator != nullptr) violation("the double takes no deallocators");
+          count(&Record::num_wrapped_buffers);
+          return new_buffer(memory, length, options);
+        });
     c.method("newCommandQueue", [](Device*, SEL) -> Object* {
-      if (behaviour().num_queues_refused > 0) {
-        --behaviour().num_queues_refused;
-        return nullptr;
-      }
-      ++record().num_queues;
-      return reinterpret_cast<Object* (*)(Object*, SEL)>(queue_class().find(sel_registerName("new"), true))(nullptr,
-                                                                                                            nullptr);
+      if (use_up(&Behaviour::num_queues_refused)) return nullptr;
+      count(&Record::num_queues);
+      return new Queue;
     });
     return c;
   }();
@@ -164,26 +147,17 @@ PipelineState::PipelineState(std::shared_ptr<Kernels> library, const gpu::Pipeli
 Buffer::Buffer(std::byte* memory, size_t size)
     : Object(buffer_class()), contents(memory), size_bytes(size), is_wrapped(memory != nullptr) {
   if (is_wrapped) {
-    const std::lock_guard lock(wrapped().mutex);
-    wrapped().buffers.insert(this);
+    watch_pages(*this);
   } else {
-    owned = std::make_unique<std::byte[]>(size);
-    contents = owned.get();
+    auto pages = ZeroPages::allocate(size, "a Metal buffer");
+    if (pages.is_ok()) owned = std::move(*pages);
+    contents = owned.bytes().data();
   }
 }
 
 void Buffer::dealloc() {
-  const std::lock_guard lock(wrapped().mutex);
-  wrapped().buffers.erase(this);
-  owned.reset();
-}
-
-void mark_stale(const void* data, size_t size_bytes) {
-  const auto* begin = static_cast<const std::byte*>(data);
-  const std::lock_guard lock(wrapped().mutex);
-  for (Buffer* buffer : wrapped().buffers) {
-    if (buffer->contents < begin + size_bytes && begin < buffer->contents + buffer->size_bytes) buffer->is_stale = true;
-  }
+  if (is_wrapped) unwatch_pages(*this);
+  owned = {};
 }
 
 const ClassInfo& library_class() {

@@ -97,9 +97,8 @@ const ClassInfo& process_info_class() {
     ClassInfo c("NSProcessInfo", &ns_object());
     c.class_method("processInfo",
                    [](Object*, SEL) { return autoreleased(Ref<Object>::adopt(new Object(process_info_class()))); });
-    c.method("isOperatingSystemAtLeastVersion:", [](Object*, SEL, SystemVersion version) {
-      return behaviour().system_version >= version.major;
-    });
+    c.method("isOperatingSystemAtLeastVersion:",
+             [](Object*, SEL, SystemVersion version) { return behaviour().system_version >= version.major; });
     return c;
   }();
   return info;
@@ -124,8 +123,10 @@ Object* string_array(const std::vector<std::string>& strings) {
 
 const std::unordered_map<std::string_view, const ClassInfo*>& foundation_classes() {
   static const std::unordered_map<std::string_view, const ClassInfo*> classes = {
-      {"NSString", &string_class()}, {"NSError", &error_class()},
-      {"NSArray", &array_class()},   {"NSURL", &url_class()},
+      {"NSString", &string_class()},
+      {"NSError", &error_class()},
+      {"NSArray", &array_class()},
+      {"NSURL", &url_class()},
       {"NSProcessInfo", &process_info_class()},
   };
   return classes;

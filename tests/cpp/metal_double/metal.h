@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "metal_delegate/gpu/queue.h"
+#include "runtime/memory.h"
 #include "tests/cpp/metal_double/objects.h"
 
 namespace flexpte::metal_double {
@@ -32,17 +33,20 @@ struct Kernels {
 
 struct Library final : Object {
   explicit Library(std::shared_ptr<Kernels> compiled);
+  void dealloc() override { kernels.reset(); }
   std::shared_ptr<Kernels> kernels;
 };
 
 struct Function final : Object {
   Function(std::shared_ptr<Kernels> library, std::string function);
+  void dealloc() override { kernels.reset(); }
   std::shared_ptr<Kernels> kernels;
   std::string name;
 };
 
 struct PipelineState final : Object {
   PipelineState(std::shared_ptr<Kernels> library, const gpu::Pipeline* shim_pipeline);
+  void dealloc() override { kernels.reset(); }
   std::shared_ptr<Kernels> kernels;
   const gpu::Pipeline* pipeline;
 };
@@ -56,7 +60,7 @@ struct Buffer final : Object {
   bool is_wrapped;
   // The caller's memory was unmapped or replaced meanwhile: a GPU still sees the old pages.
   bool is_stale = false;
-  std::unique_ptr<std::byte[]> owned;
+  ZeroPages owned;  // pages that nothing else is on
 };
 
 // What an encoder has bound, and a dispatch takes.
@@ -76,16 +80,22 @@ struct CommandBuffer final : Object {
   CommandBuffer();
   void dealloc() override;
   void commit();
+  // The GPU works when it is waited for, which is as late as it may.
+  void wait();
   void fail(int64_t code, std::string description);
   // An empty text when it went well.
   std::string run(const Dispatch& dispatch);
 
-  enum State : uint64_t { kNotEnqueued = 0, kCompleted = 4, kError = 5 };  // MTLCommandBufferStatus
+  enum State : uint64_t { kNotEnqueued = 0, kCommitted = 2, kCompleted = 4, kError = 5 };  // MTLCommandBufferStatus
   State state = kNotEnqueued;
   bool is_encoding = false;
   Ref<Error> error;
   std::vector<Ref<Object>> used;  // as with retained references
   std::vector<Dispatch> dispatches;
+};
+
+struct Queue final : Object {
+  Queue();
 };
 
 struct Encoder final : Object {
@@ -107,7 +117,8 @@ const ClassInfo& command_buffer_class();
 const ClassInfo& encoder_class();
 const ClassInfo& queue_class();
 
-// Marks the wrapped buffers that overlap [data, data + size_bytes).
-void mark_stale(const void* data, size_t size_bytes);
+// Marks `buffer` stale when its pages are unmapped or replaced.
+void watch_pages(Buffer& buffer);
+void unwatch_pages(Buffer& buffer);
 
 }  // namespace flexpte::metal_double

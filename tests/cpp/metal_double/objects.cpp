@@ -80,8 +80,12 @@ Pool::Pool() : Object(pool_class()) {}
 
 }  // namespace
 
-Behaviour& behaviour() { return world().behaviour; }
-Record& record() { return world().record; }
+Behaviour& behaviour() {
+  return world().behaviour;
+}
+Record& record() {
+  return world().record;
+}
 
 void reset() {
   const std::lock_guard lock(world().mutex);
@@ -96,6 +100,36 @@ std::vector<std::string> live_objects() {
   for (const Object* object : world().live) names.emplace_back(object->info().name());
   std::sort(names.begin(), names.end());
   return names;
+}
+
+void count(size_t Record::*counter) {
+  const std::lock_guard lock(world().mutex);
+  ++(world().record.*counter);
+}
+
+bool use_up(int Behaviour::*refusals) {
+  const std::lock_guard lock(world().mutex);
+  int& left = world().behaviour.*refusals;
+  return left > 0 && left-- > 0;
+}
+
+std::string take(std::string Behaviour::*error) {
+  const std::lock_guard lock(world().mutex);
+  return std::exchange(world().behaviour.*error, {});
+}
+
+int64_t take_command_buffer_error() {
+  const std::lock_guard lock(world().mutex);
+  std::vector<int64_t>& errors = world().behaviour.command_buffer_errors;
+  if (errors.empty()) return 0;
+  const int64_t code = errors.front();
+  errors.erase(errors.begin());
+  return code;
+}
+
+void record_kernel(std::string_view name) {
+  const std::lock_guard lock(world().mutex);
+  world().record.kernels.emplace_back(name);
 }
 
 void violation(std::string text) {
@@ -162,7 +196,8 @@ const ClassInfo& ns_object() {
 
 void autorelease(Object* object) {
   if (pools.empty()) {
-    violation(std::string("an object of class ") + object->info().name() + " was autoreleased without a pool: it leaks");
+    violation(std::string("an object of class ") + object->info().name() +
+              " was autoreleased without a pool: it leaks");
     return;
   }
   pools.back()->objects.push_back(object);
@@ -185,11 +220,7 @@ Object* class_object(std::string_view name) {
   return object.get();
 }
 
-namespace {
-
 extern "C" void metal_double_return_nothing();
-
-}  // namespace
 
 // Called by objc_msgSend below.
 extern "C" Method metal_double_resolve(Object* object, SEL selector) {
@@ -223,22 +254,26 @@ extern "C" Class objc_lookUpClass(const char* name) {
   return reinterpret_cast<Class>(flexpte::metal_double::class_object(name));
 }
 
-extern "C" Protocol* objc_getProtocol(const char*) { return nullptr; }
+extern "C" Protocol* objc_getProtocol(const char*) {
+  return nullptr;
+}
 
 // objc_msgSend(object, selector, ...) finds the method and jumps to it, with all arguments where they were.
 #if defined(__x86_64__)
-#define METAL_DOUBLE_SEND(name, object, selector) \
-  ".globl " name "\n.hidden " name "\n.type " name ", @function\n" name ":\n" \
-  "  pushq %rbp\n  movq %rsp, %rbp\n  subq $192, %rsp\n" \
-  "  movq %rdi, 0(%rsp)\n  movq %rsi, 8(%rsp)\n  movq %rdx, 16(%rsp)\n  movq %rcx, 24(%rsp)\n" \
-  "  movq %r8, 32(%rsp)\n  movq %r9, 40(%rsp)\n  movq %rax, 48(%rsp)\n" \
-  "  movaps %xmm0, 64(%rsp)\n  movaps %xmm1, 80(%rsp)\n  movaps %xmm2, 96(%rsp)\n  movaps %xmm3, 112(%rsp)\n" \
+#define METAL_DOUBLE_SEND(name, object, selector)                                                                \
+  ".globl " name "\n.hidden " name "\n.type " name ", @function\n" name                                          \
+  ":\n"                                                                                                          \
+  "  pushq %rbp\n  movq %rsp, %rbp\n  subq $192, %rsp\n"                                                         \
+  "  movq %rdi, 0(%rsp)\n  movq %rsi, 8(%rsp)\n  movq %rdx, 16(%rsp)\n  movq %rcx, 24(%rsp)\n"                   \
+  "  movq %r8, 32(%rsp)\n  movq %r9, 40(%rsp)\n  movq %rax, 48(%rsp)\n"                                          \
+  "  movaps %xmm0, 64(%rsp)\n  movaps %xmm1, 80(%rsp)\n  movaps %xmm2, 96(%rsp)\n  movaps %xmm3, 112(%rsp)\n"    \
   "  movaps %xmm4, 128(%rsp)\n  movaps %xmm5, 144(%rsp)\n  movaps %xmm6, 160(%rsp)\n  movaps %xmm7, 176(%rsp)\n" \
-  "  movq " object ", %rdi\n  movq " selector ", %rsi\n  call metal_double_resolve\n  movq %rax, %r11\n" \
-  "  movaps 64(%rsp), %xmm0\n  movaps 80(%rsp), %xmm1\n  movaps 96(%rsp), %xmm2\n  movaps 112(%rsp), %xmm3\n" \
+  "  movq " object ", %rdi\n  movq " selector                                                                    \
+  ", %rsi\n  call metal_double_resolve\n  movq %rax, %r11\n"                                                     \
+  "  movaps 64(%rsp), %xmm0\n  movaps 80(%rsp), %xmm1\n  movaps 96(%rsp), %xmm2\n  movaps 112(%rsp), %xmm3\n"    \
   "  movaps 128(%rsp), %xmm4\n  movaps 144(%rsp), %xmm5\n  movaps 160(%rsp), %xmm6\n  movaps 176(%rsp), %xmm7\n" \
-  "  movq 0(%rsp), %rdi\n  movq 8(%rsp), %rsi\n  movq 16(%rsp), %rdx\n  movq 24(%rsp), %rcx\n" \
-  "  movq 32(%rsp), %r8\n  movq 40(%rsp), %r9\n  movq 48(%rsp), %rax\n" \
+  "  movq 0(%rsp), %rdi\n  movq 8(%rsp), %rsi\n  movq 16(%rsp), %rdx\n  movq 24(%rsp), %rcx\n"                   \
+  "  movq 32(%rsp), %r8\n  movq 40(%rsp), %r9\n  movq 48(%rsp), %rax\n"                                          \
   "  leave\n  jmpq *%r11\n.size " name ", .-" name "\n"
 
 asm(".text\n" METAL_DOUBLE_SEND("objc_msgSend", "0(%rsp)", "8(%rsp)")

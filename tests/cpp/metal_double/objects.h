@@ -10,6 +10,9 @@
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
+#include <vector>
+
+#include "tests/cpp/metal_double/metal_double.h"
 
 namespace flexpte::metal_double {
 
@@ -109,6 +112,15 @@ T* autoreleased(Ref<T> ref) {
   return object;
 }
 
+// Counts one more of something that was asked for.
+void count(size_t Record::*counter);
+// Whether something is to be refused once more.
+bool use_up(int Behaviour::*refusals);
+// The error that the next one is to fail with; empty for none.
+std::string take(std::string Behaviour::*error);
+int64_t take_command_buffer_error();
+
+void record_kernel(std::string_view name);
 void violation(std::string text);
 // The first violation that no command buffer has reported; empty when there is none.
 std::string take_violation();
