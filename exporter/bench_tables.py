@@ -53,8 +53,8 @@ def _render_counters(phase: Phase, console: Console) -> None:
         "barriers",
         "idle",
     ):
-        table.add_column(heading, justify="left" if heading == "kernel" else "right")
-    rows = [(name, work_of(phase.counters, name)) for name in phase.counters]
+        table.add_column(heading, justify="left" if heading == "kernel" else "right", no_wrap=True)
+    rows = [(name, work_of(phase.counters, name)) for name in phase.counters if phase.counters[name]["dispatches"]]
     rows.sort(key=lambda row: -row[1].device_bytes)
     for name, work in [*rows, ("all", work_of(phase.counters))]:
         table.add_row(

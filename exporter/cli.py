@@ -283,7 +283,8 @@ def bench(
         if as_json:
             print(json.dumps([as_dict(p, counters) for p in phases], indent=2))
         else:
-            render(phases, counters, Console(highlight=False))
+            # A table that goes to a file or pipe is not cut to 80 columns.
+            render(phases, counters, Console(highlight=False, width=None if sys.stdout.isatty() else 140))
 
 
 @app.command()

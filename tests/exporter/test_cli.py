@@ -86,6 +86,24 @@ def test_inspect_shows_caches_and_metadata(llama_pte):
     assert len(description["caches"]) == 4
 
 
+def test_bench_times_and_counts(llama_pte):
+    options = ("--prompt-tokens", 5, "--decode-tokens", 2, "-q")
+    done = run("bench", llama_pte, *options)
+    assert done.exit_code == 0
+    assert "prefill: 5 tokens" in done.output
+    assert "decode: 2 tokens" in done.output
+    done = run("bench", llama_pte, "--device", "msl-host", "--counters", *options)
+    assert done.exit_code == 0
+    assert "estimate" in done.output
+    done = run("bench", llama_pte, "--device", "msl-host", "--counters", "--json", *options)
+    prefill, decode = json.loads(done.stdout)
+    for phase in (prefill, decode):
+        # All weights and the visible cache are read, and little else.
+        assert 0.9 < phase["total"]["read_bytes"] / phase["minimum_bytes"] < 3
+        assert phase["estimated_seconds"]["M1"] > phase["estimated_seconds"]["M2 Max"] > 0
+    assert decode["total"]["matrix_flops"] < prefill["total"]["matrix_flops"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -100,6 +118,9 @@ def test_inspect_shows_caches_and_metadata(llama_pte):
         (("generate", "{pte}", "--prompt", "a", "--top-p", "2"), ("top_p", "2")),
         (("generate", "{pte}", "--prompt", "a", "--temperature", "-1"), ("temperature", "-1")),
         (("generate", "{pte}", "--prompt", "a", "--device", "tpu"), ("tpu", "host")),
+        (("bench", "{pte}", "--counters"), ("--counters", "msl-host")),
+        (("bench", "{pte}", "--prompt-tokens", "100"), ("100", "64")),
+        (("bench", "{folder}/config.json"), ("config.json",)),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_file(arguments, words, llama_folder, llama_pte, tmp_path):
