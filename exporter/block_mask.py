@@ -75,26 +75,51 @@ def _symbolic_block_mask(
     )
 
 
-def _create_block_mask(*args: Any, **kwargs: Any) -> Any:
-    # Runs with the globals of torch's module (see symbolic_block_masks), where this name is put.
-    return _flexpte_symbolic_block_mask(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+def _create_block_mask(
+    mask_mod: Any,
+    B: Any,
+    H: Any,
+    Q_LEN: Any,
+    KV_LEN: Any,
+    device: Any = None,
+    BLOCK_SIZE: Any = 128,
+    _compile: Any = False,
+    separate_full_blocks: Any = True,
+    compute_dq_write_order: Any = False,
+    dq_kv_order: Any = True,
+) -> Any:
+    # Runs with the globals and defaults of torch's function (see symbolic_block_masks), where this name is put.
+    return _flexpte_symbolic_block_mask(  # type: ignore[name-defined]  # noqa: F821
+        mask_mod,
+        B,
+        H,
+        Q_LEN,
+        KV_LEN,
+        device,
+        BLOCK_SIZE,
+        _compile,
+        separate_full_blocks,
+        compute_dq_write_order,
+        dq_kv_order,
+    )
 
 
 @contextmanager
 def symbolic_block_masks() -> Iterator[None]:
     """``create_block_mask`` makes symbolic masks, however a model imported it.
 
-    Its code object is exchanged, since ``from ... import create_block_mask`` holds the function itself.
+    Its code object is exchanged, since ``from ... import create_block_mask`` holds the function itself; by one of
+    the same signature, since Dynamo remembers a function's parameters once it has traced a call of it.
     """
     block_list_op()
     function = flex_module.create_block_mask
-    code, defaults = function.__code__, function.__defaults__
+    code = function.__code__
     with mock.patch.object(flex_module, "_flexpte_symbolic_block_mask", _symbolic_block_mask, create=True):
         try:
-            function.__code__, function.__defaults__ = _create_block_mask.__code__, None
+            function.__code__ = _create_block_mask.__code__
             yield
         finally:
-            function.__code__, function.__defaults__ = code, defaults
+            function.__code__ = code
 
 
 def _no_query_lists(num_blocks: Tensor, indices: Tensor) -> tuple[None, None]:

@@ -472,6 +472,25 @@ def test_torch_is_left_as_it_was_even_after_errors(strict):
     assert mask.full_kv_num_blocks.tolist() == [[[0, 1]]]
 
 
+def test_capture_and_compilation_do_not_meet_in_one_process():
+    """Dynamo remembers the parameters of a function that it has traced: no order of the two may matter."""
+
+    def inlined():
+        return create_block_mask(causal, None, None, 256, 256, device="cpu")
+
+    def compiled():
+        torch._dynamo.reset()  # the compiled code goes, the parameters stay
+        lists = torch.compile(inlined, backend="eager", fullgraph=True)()
+        assert lists.kv_num_blocks.tolist() == [[[1, 1]]]
+        assert lists.full_kv_num_blocks.tolist() == [[[0, 1]]]
+
+    for _ in range(2):
+        capture(Attention(None, causal), qkv(), strict=True)
+        compiled()
+        capture(Attention(None, causal), qkv(), strict=False)
+        compiled()
+
+
 def test_dropout_in_training_mode_is_refused():
     module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
     with pytest.raises(Unsupported, match=r"'1' would drop activations.*\.eval\(\)"):
