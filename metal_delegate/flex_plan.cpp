@@ -301,8 +301,12 @@ bool lists_differ(const FlexAttentionSpec& spec, const FlexAttentionArgs& args, 
 
 }  // namespace
 
+bool lists_depend_on_head(const FlexAttentionSpec& spec, const FlexAttentionArgs& args) {
+  return lists_differ(spec, args, 1);
+}
+
 bool plan_depends_on_head(const FlexAttentionSpec& spec, const FlexAttentionArgs& args, const MaskRanges* mask) {
-  return (mask != nullptr && mask->depends_on_head()) || lists_differ(spec, args, 1);
+  return (mask != nullptr && mask->depends_on_head()) || lists_depend_on_head(spec, args);
 }
 
 Status build_plan(const FlexAttentionSpec& spec, const FlexAttentionArgs& args, const MaskRanges* mask, PlanData& plan,

@@ -61,6 +61,8 @@ struct PlanData {
   }
 };
 
+// Whether block lists differ by head.
+bool lists_depend_on_head(const FlexAttentionSpec& spec, const FlexAttentionArgs& args);
 // Whether heads may visit different keys: the mask or the block lists differ by head.
 bool plan_depends_on_head(const FlexAttentionSpec& spec, const FlexAttentionArgs& args, const MaskRanges* mask);
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "metal_delegate/gpu/params.h"
 
@@ -89,6 +91,56 @@ int64_t choose_splits(int64_t num_threadgroups, int64_t threads, bool is_decode,
   return std::clamp<int64_t>(std::min(wanted, worthwhile), 1, kMaxSplits);
 }
 
+// What some of several heads visit: full where all see all, else the mask decides.
+void append_union(std::span<const std::span<const KeyRun>> heads, std::vector<int32_t>& edges,
+                  std::vector<KeyRun>& runs) {
+  edges.clear();
+  for (const auto head : heads) {
+    for (const KeyRun& run : head) edges.insert(edges.end(), {run.begin, run.end});
+  }
+  std::sort(edges.begin(), edges.end());
+  edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
+  const size_t first = runs.size();
+  for (size_t e = 0; e + 1 < edges.size(); ++e) {
+    size_t num_visiting = 0;
+    size_t num_full = 0;
+    for (const auto head : heads) {
+      const auto run = std::find_if(head.begin(), head.end(), [&](const KeyRun& r) { return r.end > edges[e]; });
+      if (run == head.end() || run->begin > edges[e]) continue;
+      ++num_visiting;
+      if (run->kind == RunKind::kFull) ++num_full;
+    }
+    if (num_visiting == 0) continue;
+    const RunKind kind = num_full == heads.size() ? RunKind::kFull : RunKind::kMask;
+    if (runs.size() > first && runs.back().end == edges[e] && runs.back().kind == kind) {
+      runs.back().end = edges[e + 1];
+    } else {
+      runs.push_back({edges[e], edges[e + 1], kind});
+    }
+  }
+}
+
+// Groups of `group` heads share a threadgroup, which reads the plan of its first head: that becomes the group's.
+void put_heads_together(PlanData& data, int64_t group) {
+  if (group == 1) return;
+  std::vector<KeyRun> runs;
+  std::vector<int64_t> first_run;
+  std::vector<int32_t> edges;
+  std::vector<std::span<const KeyRun>> heads;
+  for (int64_t entry = 0; entry < data.num_batches * data.num_heads; ++entry) {
+    for (int64_t tile = 0; tile < data.num_tiles(); ++tile) {
+      first_run.push_back(static_cast<int64_t>(runs.size()));
+      if (entry % group != 0) continue;
+      heads.clear();
+      for (int64_t h = 0; h < group; ++h) heads.push_back(data.tile_runs(entry + h, tile));
+      append_union(heads, edges, runs);
+    }
+  }
+  first_run.push_back(static_cast<int64_t>(runs.size()));
+  data.runs = std::move(runs);
+  data.first_run = std::move(first_run);
+}
+
 }  // namespace
 
 Result<FlexPlanners> FlexPlanners::create(const bound::BoundProgram& program) {
@@ -129,11 +181,12 @@ Result<FlexPlanners> FlexPlanners::create(const bound::BoundProgram& program) {
 }
 
 Result<const DevicePlan*> FlexPlans::plan(Encoder& encoder, size_t instruction, int32_t plan_number, int64_t q_tile,
-                                          const FlexAttentionSpec& spec, const FlexAttentionArgs& args) {
-  const std::pair key{plan_number, q_tile};
+                                          int64_t heads, const FlexAttentionSpec& spec, const FlexAttentionArgs& args) {
+  const std::tuple key{plan_number, q_tile, heads};
   const auto found = plans_.find(key);
   if (found != plans_.end()) return static_cast<const DevicePlan*>(&found->second);
   FLEXPTE_TRY(build_plan(spec, args, planners_.mask(instruction), data_, q_tile));
+  if (data_.num_heads > 1) put_heads_together(data_, heads);
   DevicePlan plan;
   plan.num_tiles = static_cast<int32_t>(data_.num_tiles());
   plan.num_batches = static_cast<int32_t>(data_.num_batches);
@@ -176,18 +229,20 @@ Status encode_flex_attention(Encoder& encoder, FlexPlans& plans, const Call& cal
   const int64_t value_dim = args.value.size(3);
   const int64_t num_kv_heads = args.key.size(1);
   const int64_t group = num_heads / num_kv_heads;
-  const bool is_per_head = plan_depends_on_head(spec, args, plans.planners().mask(call.number));
+  const MaskRanges* mask = plans.planners().mask(call.number);
 
-  // Rows are (query, head of the group), so that keys are read once for the group; where heads visit different keys,
-  // a head at a time.
-  const int64_t most_heads = is_per_head ? 1 : group;
-  Kind kind = q_len * most_heads <= instruction.decode_rows  ? kDecode
-              : q_len * most_heads <= instruction.chunk_rows ? kChunk
-                                                             : kPrefill;
+  // Rows are (query, head of the group), so that keys are read once for the group. Where heads visit different keys,
+  // memory decides while rows are few, and the group visits what any of its heads does; else matrix products do, and
+  // a head visits its own. Block lists that differ decide alone: no row could tell which keys are its own.
+  const int64_t few_heads = lists_depend_on_head(spec, args) ? 1 : group;
+  Kind kind = q_len * few_heads <= instruction.decode_rows  ? kDecode
+              : q_len * few_heads <= instruction.chunk_rows ? kChunk
+                                                            : kPrefill;
+  const int64_t many_heads = plan_depends_on_head(spec, args, mask) ? 1 : group;
   const int64_t rows = kind == kPrefill ? instruction.prefill_rows : instruction.chunk_rows;
-  const int64_t heads = kind == kPrefill ? heads_at_once(most_heads, q_len, rows) : most_heads;
+  const int64_t heads = kind == kPrefill ? heads_at_once(many_heads, q_len, rows) : few_heads;
   const int64_t q_tile = kind == kPrefill ? rows / heads : q_len;
-  FLEXPTE_ASSIGN(const DevicePlan* plan, plans.plan(encoder, call.number, instruction.plan, q_tile, spec, args));
+  FLEXPTE_ASSIGN(const DevicePlan* plan, plans.plan(encoder, call.number, instruction.plan, q_tile, heads, spec, args));
   // Block lists may cut even a few queries into several tiles.
   if (kind == kDecode && plan->num_tiles != 1) kind = kChunk;
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "metal_delegate/flex_plan.h"
@@ -45,14 +45,15 @@ class FlexPlans {
   void begin_step() { plans_.clear(); }
 
   const FlexPlanners& planners() const { return planners_; }
-  // For tiles of at most `q_tile` queries. Captures that the mask reads are computed.
+  // For tiles of at most `q_tile` queries; `heads` of a KV group visit keys together. Captures that the mask reads
+  // are computed.
   Result<const DevicePlan*> plan(Encoder& encoder, size_t instruction, int32_t plan_number, int64_t q_tile,
-                                 const FlexAttentionSpec& spec, const FlexAttentionArgs& args);
+                                 int64_t heads, const FlexAttentionSpec& spec, const FlexAttentionArgs& args);
 
  private:
   const FlexPlanners& planners_;
   PlanData data_;
-  std::map<std::pair<int32_t, int64_t>, DevicePlan> plans_;  // by plan number and tile
+  std::map<std::tuple<int32_t, int64_t, int64_t>, DevicePlan> plans_;  // by plan number, tile and heads
 };
 
 Status encode_flex_attention(Encoder& encoder, FlexPlans& plans, const Call& call);
