@@ -26,8 +26,9 @@ def elementwise_text(
 ) -> str:
     """The kernel ``name``, and the function that it calls for each element. Types are payload names.
 
-    Buffers: params, out, the inputs, the captures. The params are an ``ElementwiseHeader``, then
-    ``ElementwiseStrides`` of out and of each input, a ``CaptureView`` of each capture, the scalars.
+    Buffers: params, out, the inputs, the captures and, where there are any, the status. The params are an
+    ``ElementwiseHeader``, then ``ElementwiseStrides`` of out and of each input, a ``CaptureView`` of each capture, the
+    scalars.
     """
     return _value(name, expression, out, inputs, captures, num_scalars) + _kernel(
         name, out, inputs, captures, num_scalars
@@ -39,7 +40,8 @@ def _value(
 ) -> str:
     parameters = [f"{MSL_TYPES[t]} input_{i}" for i, t in enumerate(inputs)]
     parameters += [f"device const {_stored(t)}* capture_{i}" for i, t in enumerate(captures)]
-    parameters += ["constant const CaptureView* views"] * bool(captures)
+    if captures:
+        parameters += ["constant const CaptureView* views", "device atomic_uint* status", "uint instruction"]
     parameters += ["constant const long* scalars"] * bool(num_scalars)
     body, result = statements(expression, captures, input_types=inputs)
     lines = [f"inline {MSL_TYPES[out]} {name}_value({', '.join(parameters)}) {{", *body]
@@ -52,10 +54,12 @@ def _kernel(name: str, out: str, inputs: Sequence[str], captures: Sequence[str],
     members += [f"  long scalars[{num_scalars}];"] * bool(num_scalars)
     arguments = [f"in_{i}[j]{' != 0' if t == 'Bool' else ''}" for i, t in enumerate(inputs)]
     arguments += [f"capture_{i}" for i in range(len(captures))]
-    arguments += ["params.views"] * bool(captures) + ["params.scalars"] * bool(num_scalars)
+    arguments += ["params.views", "status", "params.header.instruction"] if captures else []
+    arguments += ["params.scalars"] * bool(num_scalars)
     tensors = [f"constant {name}_params& params", f"device {_stored(out)}* out"]
     tensors += [f"device const {_stored(t)}* input_{i}" for i, t in enumerate(inputs)]
     tensors += [f"device const {_stored(t)}* capture_{i}" for i, t in enumerate(captures)]
+    tensors += ["device atomic_uint* status"] * bool(captures)
     parameters = "".join(f"    {declaration} [[buffer({i})]],\n" for i, declaration in enumerate(tensors))
     starts = "".join(f"    long at_{i} = 0;\n" for i in range(len(inputs)))
     steps = "".join(f"      at_{i} += long(index) * params.strides[{1 + i}].rows[d];\n" for i in range(len(inputs)))

@@ -127,7 +127,7 @@ def statements(
     ``capture_types``, ``input_types``: payload names of the elements of captures and elementwise inputs.
     The text expects in scope: ``score, b, h, q_idx, kv_idx`` (mods) or ``input_0`` … (elementwise);
     ``capture_0`` … from number ``first_capture``, ``views`` with one entry a capture, and ``scalars`` from
-    ``first_scalar``.
+    ``first_scalar``; where there are captures, ``status``, where ``instruction`` is left when an index is outside.
     """
     needed = _reachable(expression)
     lines: list[str] = []
@@ -160,6 +160,7 @@ def _load(number: int, node: Node, expression: Expression, stored: str, first_ca
         f"{indent}const long at_{number} = {' + '.join(terms) or '0L'};",
         f"{indent}{target} v{number} = {target}(0);",
         f"{indent}if (inside_{number}) v{number} = {value};",
+        f"{indent}if (!inside_{number}) atomic_store_explicit(status, instruction, memory_order_relaxed);",
     ]
 
 

@@ -178,12 +178,12 @@ def _head(name: str, mods: str, types: tuple[str, str, str], captures: Sequence[
         "constant int* tile_begin",
         "constant int* first_run",
         "constant KeyRun* runs",
-        "device const int* row_begin",
-        "device const int* row_end",
+        "device const int2* row_bounds",
         "device float* partial_out",
         "device float* partial_lse",
         "constant CaptureView* views",
         "constant long* scalars",
+        "device atomic_uint* status",
         *(f"device const {MSL_TYPES[t]}* capture_{i}" for i, t in enumerate(captures)),
     ]
     arguments = [f"{declaration} [[buffer({i})]]" for i, declaration in enumerate(buffers)]
@@ -193,9 +193,9 @@ def _head(name: str, mods: str, types: tuple[str, str, str], captures: Sequence[
         "uint lane [[thread_index_in_simdgroup]]",
         "uint simdgroup [[simdgroup_index_in_threadgroup]]",
     ]
-    fields = [*(f"capture_{i}" for i in range(len(captures))), "views", "scalars"]
+    fields = [*(f"capture_{i}" for i in range(len(captures))), "views", "scalars", "status", "params.instruction"]
     return f"[[kernel]] void {name}({', '.join(arguments)}) {{", [
-        "  const FlexPlanView plan = {tile_begin, first_run, runs, row_begin, row_end};",
+        "  const FlexPlanView plan = {tile_begin, first_run, runs, row_bounds};",
         f"  const {mods} mods = {{{', '.join(fields)}}};",
     ]
 

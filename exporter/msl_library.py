@@ -241,6 +241,7 @@ def _mods_text(struct: str, op: ir.FlexAttention, captures: Sequence[str]) -> st
     lines = [f"struct {struct} {{"]
     lines += [f"  device const {MSL_TYPES[t]}* capture_{i};" for i, t in enumerate(captures)]
     lines += ["  constant CaptureView* views;", "  constant long* scalars;"]
+    lines += ["  device atomic_uint* status;", "  uint instruction;"]
     lines += [f"  enum {{ has_score = {int(op.score is not None)}, has_mask = {int(op.mask is not None)} }};"]
     lines += ["  float score(float score, int b, int h, int q_idx, int kv_idx) const {"]
     if op.score is None:

@@ -44,29 +44,16 @@ Range from_capture(const ValueRange& values, DType type) {
   return fits(low, type) && fits(high, type) ? interval(low, high) : unknown(type);
 }
 
-Range include_zero(Range r, DType type) {
-  if (type == DType::kF32) {
-    r.min_float = std::min(r.min_float, 0.0);
-    r.max_float = std::max(r.max_float, 0.0);
-    return r;
-  }
-  return interval(std::min<int64_t>(r.min, 0), std::max<int64_t>(r.max, 0));
-}
-
 Range load(const Context& context, const Node& node, const RangeArray& ranges) {
   const CaptureSummary& capture = context.captures[static_cast<size_t>(node.index)];
   const TensorView& view = capture.view();
   std::array<WrappedIndex, kMaxRank> at;
-  bool outside = false;
   int64_t num_rows = 1;
   for (int32_t d = 0; d < view.rank; ++d) {
     WrappedIndex& index = at[static_cast<size_t>(d)];
     index = wrap_index(ranges[static_cast<size_t>(node.arg(static_cast<size_t>(d)))], view.size(d));
-    outside |= index.outside;
-    if (index.begin >= index.end) {  // nothing is inside
-      Range zero;
-      return zero;
-    }
+    // An error where it counts: nothing may be proved from it, so that somebody looks.
+    if (index.outside || index.begin >= index.end) return unknown(node.type);
     if (d + 1 < view.rank)
       num_rows = std::min(num_rows * std::min(index.end - index.begin, kMaxRows + 1), kMaxRows + 1);
   }
@@ -93,7 +80,7 @@ Range load(const Context& context, const Node& node, const RangeArray& ranges) {
       position = at[static_cast<size_t>(d)].begin;
     }
   }
-  return outside ? include_zero(result, node.type) : result;
+  return result;
 }
 
 Range constant(const Node& node) {

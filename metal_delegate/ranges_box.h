@@ -76,7 +76,7 @@ void evaluate_box(const Context& context, const Box& box, size_t end, RangeArray
 // Where an index range of one dimension lands after wrapping.
 struct WrappedIndex {
   int64_t begin = 0, end = 0;  // inside the dimension; may be empty
-  bool outside = false;        // some values are outside: those load 0
+  bool outside = false;        // some values are outside
   bool straddles = false;      // both signs occur: [begin, end) covers both landings
 };
 WrappedIndex wrap_index(const Range& index, int64_t size);

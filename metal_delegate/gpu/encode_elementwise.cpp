@@ -82,8 +82,9 @@ Status encode_elementwise(Encoder& encoder, const Call& call) {
   header.inner = space.rank > 0 ? space.sizes[static_cast<size_t>(rank)] : 1;
   FLEXPTE_ASSIGN(header.rows, narrow<uint32_t>("rows of an elementwise kernel", rows));
   header.rank = rank;
+  header.instruction = static_cast<uint32_t>(call.number + 1);
   std::copy_n(space.sizes.begin(), rank, header.sizes);
-  std::array<BufferArgument, kMaxViews> buffers;
+  std::array<BufferArgument, kMaxViews + 1> buffers;
   for (size_t k = 0; k < views.size(); ++k) {
     ElementwiseStrides strides{};
     strides.inner = space.rank > 0 ? space.strides[k][static_cast<size_t>(rank)] : 0;
@@ -93,6 +94,10 @@ Status encode_elementwise(Encoder& encoder, const Call& call) {
     buffers[k] = k == 0 ? write(views[k], "out") : read(views[k], "input");
   }
   for (size_t k = 0; k < captures.size(); ++k) buffers[views.size() + k] = read(captures[k], "capture");
+  if (!captures.empty()) {
+    FLEXPTE_ASSIGN(const std::span<std::byte> status, encoder.status());
+    buffers[call.operands.size()] = write(status, "status");
+  }
   std::memcpy(params.data(), &header, sizeof header);
   fill_views(captures, reinterpret_cast<CaptureView*>(params.data() + views_at));
   if (!call.scalars.empty()) {
@@ -101,7 +106,7 @@ Status encode_elementwise(Encoder& encoder, const Call& call) {
   const int64_t groups = divide_up(header.inner, kElementsPerThread);
   return encoder.queue().dispatch(
       *call.pipelines[0], std::span<const std::byte>(params).first(size_bytes),
-      std::span(buffers).first(call.operands.size()),
+      std::span(buffers).first(call.operands.size() + (captures.empty() ? 0 : 1)),
       grid_over(groups, rows, max_threads(call, 0, kThreads), enough_threadgroups(encoder)));
 }
 

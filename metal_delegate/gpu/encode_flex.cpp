@@ -210,8 +210,12 @@ Result<const DevicePlan*> FlexPlans::plan(Encoder& encoder, size_t instruction, 
   FLEXPTE_ASSIGN(plan.first_run, copied<int32_t>(encoder, first_run, "plan"));
   FLEXPTE_ASSIGN(plan.runs, copied<params::KeyRun>(encoder, runs, "plan"));
   if (has_bounds) {
-    FLEXPTE_ASSIGN(plan.row_begin, copied<int32_t>(encoder, data_.row_begin, "plan"));
-    FLEXPTE_ASSIGN(plan.row_end, copied<int32_t>(encoder, data_.row_end, "plan"));
+    std::vector<int32_t> bounds;
+    bounds.reserve(2 * data_.row_begin.size());
+    for (size_t row = 0; row < data_.row_begin.size(); ++row) {
+      bounds.insert(bounds.end(), {data_.row_begin[row], data_.row_end[row]});
+    }
+    FLEXPTE_ASSIGN(plan.row_bounds, copied<int32_t>(encoder, bounds, "plan"));
   }
   return static_cast<const DevicePlan*>(&plans_.emplace(key, plan).first->second);
 }
@@ -256,9 +260,10 @@ Status encode_flex_attention(Encoder& encoder, FlexPlans& plans, const Call& cal
   params.plan_heads = plan->num_heads;
   params.has_lse = args.lse.data != nullptr;
   params.is_vectorizable = reads_16_bytes(args.key) && reads_16_bytes(args.value);
-  params.has_row_bounds = plan->row_begin.data != nullptr;
+  params.has_row_bounds = plan->row_bounds.data != nullptr;
   params.has_kv_batch = args.key.size(0) != 1 || batch == 1;
   params.scale = instruction.scale;
+  params.instruction = static_cast<uint32_t>(call.number + 1);
   copy_strides(args.query, params.query_strides);
   copy_strides(args.key, params.key_strides);
   copy_strides(args.value, params.value_strides);
@@ -285,6 +290,11 @@ Status encode_flex_attention(Encoder& encoder, FlexPlans& plans, const Call& cal
   }
   FLEXPTE_ASSIGN(const BufferArgument views, encode_views(encoder, call.operands.subspan(operand::kFirstCapture)));
   FLEXPTE_ASSIGN(const BufferArgument scalars, encode_scalars(encoder, call.scalars));
+  BufferArgument status;
+  if (call.operands.size() > operand::kFirstCapture) {
+    FLEXPTE_ASSIGN(const std::span<std::byte> word, encoder.status());
+    status = write(word, "status");
+  }
   std::vector<BufferArgument> buffers = {read(args.query, "query"),
                                          read(args.key, "key"),
                                          read(args.value, "value"),
@@ -293,12 +303,12 @@ Status encode_flex_attention(Encoder& encoder, FlexPlans& plans, const Call& cal
                                          plan->tile_begin,
                                          plan->first_run,
                                          plan->runs,
-                                         plan->row_begin,
-                                         plan->row_end,
+                                         plan->row_bounds,
                                          partial_out,
                                          partial_lse,
                                          views,
-                                         scalars};
+                                         scalars,
+                                         status};
   for (const TensorView& capture : call.operands.subspan(operand::kFirstCapture)) {
     buffers.push_back(read(capture, "capture"));
   }

@@ -31,7 +31,7 @@ class FlexPlanners {
 
 // A plan that kernels can read.
 struct DevicePlan {
-  BufferArgument tile_begin, first_run, runs, row_begin, row_end;
+  BufferArgument tile_begin, first_run, runs, row_bounds;
   int32_t num_tiles = 0;
   int32_t num_batches = 1;
   int32_t num_heads = 1;

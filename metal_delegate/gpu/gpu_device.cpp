@@ -98,8 +98,12 @@ class GpuInstance final : public DelegateInstance {
     FLEXPTE_TRY(status);
     FLEXPTE_TRY(finished);
     if (bad != 0) {
+      const BoundProgram& program = executable_.program();
+      const bool is_mod = program.instructions[bad - 1].kind == OpKind::kFlexAttention;
       return {Code::kOutOfRange,
-              describe_instruction(executable_.program(), bad - 1) + ": an index is outside its dimension"};
+              describe_instruction(program, bad - 1) +
+                  (is_mod ? ": the score or mask expression indexes a captured tensor outside its bounds"
+                          : ": an index is outside the tensor that it indexes")};
     }
     return Status::ok();
   }

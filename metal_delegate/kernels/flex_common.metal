@@ -4,9 +4,10 @@
 //
 // Buffers: 1 query [B, Hq, Lq, DK], 2 key [Bk, Hkv, Lk, DK], 3 value [Bk, Hkv, Lk, DV], 4 out [B, Hq, Lq, DV],
 // 5 lse [B, Hq, Lq]; the plan: 6 first query of each tile, then Lq, 7 first run of each (batch, head, tile), then
-// their number, 8 runs, 9 and 10 first and last key of each (batch, head, query) for runs of kind 1; 11 and 12
-// partial results (out normalised, lse) [B, Hq, Lq, splits, DV] and [B, Hq, Lq, splits] where keys are split;
-// 13 views of the captures, 14 scalars, 15 and on the captures of the score, then of the mask.
+// their number, 8 runs, 9 first key and end of each (batch, head, query) for runs of kind 1; 10 and 11 partial
+// results (out normalised, lse) [B, Hq, Lq, splits, DV] and [B, Hq, Lq, splits] where keys are split; 12 views of
+// the captures, 13 scalars, 14 where bad indices into captures are reported, 15 and on the captures of the score,
+// then of the mask.
 //
 // Grid: x tiles * splits, y heads / heads_at_once, z batches. Row r of a threadgroup is query r / heads_at_once of
 // the tile, head r % heads_at_once of the heads at y: all of one KV group, so that keys and values are read once.
@@ -25,8 +26,7 @@ struct FlexPlanView {
   constant int* tile_begin;
   constant int* first_run;
   constant KeyRun* runs;
-  device const int* row_begin;
-  device const int* row_end;
+  device const int2* row_bounds;
 };
 
 // Element `e` of 16 bytes.
@@ -70,8 +70,9 @@ inline FlexRow flex_row(constant const FlexParams& params, thread const FlexPlan
   row.row_end = 0;
   if (is_valid && params.has_row_bounds != 0) {
     const long at = long(flex_entry(params, batch, head)) * params.q_len + q_idx;
-    row.row_begin = plan.row_begin[at];
-    row.row_end = plan.row_end[at];
+    const int2 bounds = plan.row_bounds[at];
+    row.row_begin = bounds.x;
+    row.row_end = bounds.y;
   }
   return row;
 }

@@ -4,7 +4,7 @@
 // The host includes it by metal_delegate/gpu/params.h.
 
 // Raised whenever a struct or the order of a kernel's buffers changes: a file carries the version of its kernels.
-#define FLEXPTE_KERNELS_VERSION 1
+#define FLEXPTE_KERNELS_VERSION 2
 
 #define FLEXPTE_MAX_RANK 8
 // Inputs and captures of one elementwise kernel.
@@ -22,8 +22,8 @@ struct ElementwiseHeader {
   int64_t inner;
   uint32_t rows;
   int32_t rank;      // of the rows
-  uint32_t vectors;  // bit k: four neighbours of operand k (0: the output) can be read or written at once
-  uint32_t padding;
+  uint32_t vectors;      // bit k: four neighbours of operand k (0: the output) can be read or written at once
+  uint32_t instruction;  // what a bad index of a capture is reported as
   int64_t sizes[FLEXPTE_MAX_RANK];
 };
 struct ElementwiseStrides {
@@ -172,7 +172,7 @@ struct FlexParams {
   int32_t has_kv_batch;     // 0: one batch of keys serves all
   int32_t has_row_bounds;   // whether the plan has a run of kind 1
   float scale;
-  int32_t padding;
+  uint32_t instruction;  // what a bad index of a capture is reported as
   int64_t query_strides[4];
   int64_t key_strides[4];
   int64_t value_strides[4];
@@ -184,5 +184,5 @@ struct FlexParams {
 struct KeyRun {
   int32_t begin;
   int32_t end;
-  int32_t kind;  // 0: every row sees every key; 1: row q sees [row_begin[q], row_end[q]); 2: the mask decides
+  int32_t kind;  // 0: every row sees every key; 1: row q sees [row_bounds[q].x, row_bounds[q].y); 2: the mask decides
 };

@@ -38,6 +38,7 @@ class Mods:
         lines = ["struct Mods {"]
         lines += [f"  device const {msl[t]}* capture_{i};" for i, t in enumerate(self.capture_types)]
         lines += ["  constant CaptureView* views;", "  constant long* scalars;"]
+        lines += ["  device atomic_uint* status;", "  uint instruction;"]
         lines += [f"  enum {{ has_score = {int(bool(self.score))}, has_mask = {int(bool(self.mask))} }};"]
         lines += ["  float score(float score, int b, int h, int q_idx, int kv_idx) const {"]
         lines += [f"    {self.score or 'return score;'}", "  }"]
@@ -47,6 +48,8 @@ class Mods:
 
 
 NO_MODS = Mods()
+INSTRUCTION = 7
+"""What kernels report a bad index of a capture as."""
 
 
 @dataclass
@@ -125,6 +128,7 @@ class Outcome:
     lse: Array
     counters: dict[str, Any]
     merge_counters: dict[str, Any] | None
+    status: int
 
 
 def strides_of(view: Array) -> list[int]:
@@ -181,11 +185,12 @@ def run(
         )
     numbers = [num_heads, num_kv_heads, q_len, num_tiles, heads, mask.shape[0], mask.shape[1], splits, 1]
     numbers += [int(vectorizable), int(key.shape[0] != 1 or batch == 1), int(plan.row_begin is not None)]
-    params = struct.pack("12ifi", *numbers, scale, 0)
+    params = struct.pack("12ifI", *numbers, scale, INSTRUCTION)
     for view in (query, key, value, out, lse):
         params += struct.pack(f"{view.ndim}q", *strides_of(view))
     partial_out = np.zeros((batch, num_heads, q_len, splits, head_dim_v), np.float32)
     partial_lse = np.zeros((batch, num_heads, q_len, splits), np.float32)
+    status = np.zeros(1, np.uint32)
     views = np.zeros((max(1, len(captures)), 2, 8), np.int64)
     buffers: list[Array | None] = [
         _bytes(query),
@@ -196,15 +201,15 @@ def run(
         np.array(plan.tile_begin, np.int32),
         np.array(plan.first_run, np.int32),
         np.array(plan.runs, np.int32).reshape(-1, 3),
-        plan.row_begin,
-        plan.row_end,
+        None if plan.row_begin is None else np.stack([plan.row_begin, plan.row_end], -1),
         partial_out if splits > 1 else None,
         partial_lse if splits > 1 else None,
         views,
         np.array(scalars or [0], np.int64),
+        status,
         *captures,
     ]
-    names = ["query", "key", "value", "out", "lse", *["plan"] * 5, "partial", "partial", "views", "scalars"]
+    names = ["query", "key", "value", "out", "lse", *["plan"] * 4, "partial", "partial", "views", "scalars", "status"]
     lib = library(dtype, (head_dim, head_dim_v), rows if kernel == "decode" else 1, mods)
     counters = lib.dispatch(
         f"attention_{kernel}",
@@ -212,7 +217,7 @@ def run(
         params,
         (num_tiles * splits, num_heads // heads, batch),
         (threads, 1, 1),
-        writable=[3, 4, 10, 11],
+        writable=[3, 4, 9, 10, 13],
         names=[*names, *["capture"] * len(captures)],
     )
     merge_counters = None
@@ -224,7 +229,7 @@ def run(
             (q_len, num_heads, batch),
             (32, 1, 1),
         )
-    return Outcome(out, lse, counters, merge_counters)
+    return Outcome(out, lse, counters, merge_counters, int(status[0]))
 
 
 def _bytes(view: Array) -> Array:

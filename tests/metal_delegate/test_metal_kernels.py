@@ -539,6 +539,7 @@ def elementwise_params(
         rank=len(sizes) - 1,
         sizes=sizes[:-1],
         vectors=vectors,
+        instruction=7,
     )
     parts = [header]
     parts += [pack("ElementwiseStrides", inner=strides(v)[-1], rows=strides(v)[:-1]) for v in views]
@@ -591,8 +592,10 @@ def test_elementwise(out_type: str, shape: tuple[int, ...], vectors: int) -> Non
     z = np.broadcast_to(row, shape)
     out = padded(rng, shape, out_type, 4) if len(shape) > 1 or not vectors else random(rng, shape, out_type)
     params = elementwise_params([out, x, y, flags, z], list(shape), vectors, [capture], list(scalars))
-    dispatch(kernels, kernels.names[0], params, [out, x, y, flags, z, capture], [1, 2], [4, 8], [0])
+    status = np.zeros(1, np.uint32)
+    dispatch(kernels, kernels.names[0], params, [out, x, y, flags, z, capture, status], [1, 2], [4, 8], [0, 6])
     is_inside = (y >= -2) & (y < 2)
+    assert status[0] == (0 if is_inside.all() else 7)
     loaded = np.where(is_inside, capture[np.where(is_inside, y, 0), 1], 0)
     expected = wide(x) + np.where(flags, wide(y), 0) + 2 * wide(z) + loaded
     if out_type in FLOATS:
