@@ -6,6 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "runtime/kernels/amx.h"
 #include "runtime/kernels/scalar.h"
 #include "runtime/kernels/simd_targets.h"
 
@@ -27,12 +28,23 @@ constexpr int64_t kMaxTileRows = 12;  // rows of a micro-kernel
 // An odd number of cache lines, so that the rows of a tile do not meet in one set of the L1 cache.
 constexpr int64_t kTileStride = kDepth + 16;
 
+constexpr int64_t kAmxRows = 2 * amx::kRows;  // of a product of tile registers
+static_assert(kDepth % amx::kDepth == 0 && kBlockRows % kAmxRows == 0 && kStripCols % (2 * amx::kCols) == 0);
+
 // Scratch of one thread.
 struct GemmScratch {
   alignas(64) float strip[kStripCols * kDepth];
-  alignas(64) float tile[kMaxTileRows * kTileStride];
+  alignas(64) float tile[std::max(kMaxTileRows * kTileStride, kAmxRows* kDepth / 2)];
   alignas(64) float sums[kBlockRows * kStripCols];
+
+  // Of bfloat16, where there are tile registers.
+  BFloat16* strip_pairs() { return reinterpret_cast<BFloat16*>(strip); }
+  BFloat16* tile_rows() { return reinterpret_cast<BFloat16*>(tile); }
 };
+bool uses_amx(const GemmProblem& p) {
+  const auto fits = [](const GemmOperand& x) { return x.dtype == DType::kBF16 && x.k_stride == 1; };
+  return fits(p.a) && fits(p.b) && amx::is_available();
+}
 
 }  // namespace
 }  // namespace flexpte
@@ -210,6 +222,75 @@ void store_sums(const float* HWY_RESTRICT sums, const float* HWY_RESTRICT bias, 
   }
 }
 
+// The bias of columns [col, col + cols), zeros where there is none.
+void load_bias(const GemmProblem& p, int64_t col, int64_t cols, float* bias) {
+  std::fill_n(bias, kStripCols, 0.0f);
+  if (p.bias == nullptr) return;
+  with_float_type(p.bias_dtype, [&](auto tag) {
+    const auto* const from = static_cast<const decltype(tag)*>(p.bias);
+    for (int64_t j = 0; j < cols; ++j) bias[j] = widen(from[(col + j) * p.bias_stride]);
+  });
+}
+
+// multiply_block for bfloat16, contiguous along the depth, with tile registers.
+void multiply_block_amx(const GemmProblem& p, int64_t row_begin, int64_t row_end, int64_t col_begin, int64_t col_end,
+                        GemmScratch& scratch) {
+  const amx::Registers registers;
+  constexpr int64_t kTileStep = kStripCols / amx::kCols * amx::kPairsElements;
+  const int64_t rows = row_end - row_begin;
+  const auto* const a = static_cast<const BFloat16*>(p.a.data) + row_begin * p.a.outer_stride;
+  const auto* const b = static_cast<const BFloat16*>(p.b.data);
+  const int64_t passes = std::max<int64_t>((p.k + kDepth - 1) / kDepth, 1);
+  HWY_ALIGN float bias[kStripCols];
+  for (int64_t col = col_begin; col < col_end; col += kStripCols) {
+    const int64_t cols = std::min(kStripCols, col_end - col);
+    load_bias(p, col, cols, bias);
+    for (int64_t pass = 0; pass < passes; ++pass) {
+      const int64_t k = pass * kDepth;
+      const int64_t depth = std::min(kDepth, p.k - k);
+      const int64_t steps = amx::round_up(depth, amx::kDepth) / amx::kDepth;
+      for (int64_t j = 0; j < cols; j += amx::kCols) {
+        amx::pack_pairs({b + (col + j) * p.b.outer_stride + k, p.b.outer_stride, std::min(amx::kCols, cols - j), depth},
+                        scratch.strip_pairs() + j / amx::kCols * amx::kPairsElements, kTileStep);
+      }
+      for (int64_t begin = 0; begin < rows; begin += kAmxRows) {
+        const int64_t count = std::min(kAmxRows, rows - begin);
+        amx::Product product;
+        product.steps = steps;
+        product.rows = a + begin * p.a.outer_stride + k;
+        product.row_stride = p.a.outer_stride;
+        const int row_tiles = count > amx::kRows ? 2 : 1;
+        if (count != row_tiles * amx::kRows || depth != steps * amx::kDepth) {
+          // Rows and depth that a tile has too many of: zeros, or anything in rows that are not kept.
+          BFloat16* const copy = scratch.tile_rows();
+          for (int64_t r = 0; r < count; ++r) {
+            BFloat16* const to = copy + r * steps * amx::kDepth;
+            std::copy_n(product.rows + r * product.row_stride, depth, to);
+            std::fill(to + depth, to + steps * amx::kDepth, BFloat16{});
+          }
+          product.rows = copy;
+          product.row_stride = steps * amx::kDepth;
+        }
+        product.tile_step = kTileStep;
+        product.sums_stride = kStripCols;
+        product.accumulate = pass > 0;
+        float* const sums = scratch.sums + begin * kStripCols;
+        for (int64_t j = 0; j < cols; j += 2 * amx::kCols) {
+          product.pairs = scratch.strip_pairs() + j / amx::kCols * amx::kPairsElements;
+          product.sums = sums + j;
+          amx::multiply(product, row_tiles, cols - j > amx::kCols ? 2 : 1);
+        }
+        if (pass + 1 < passes) continue;
+        with_float_type(p.out_dtype, [&](auto tag) {
+          auto* const out = static_cast<decltype(tag)*>(p.out);
+          store_sums(sums, bias, count, cols, out + (row_begin + begin) * p.out_row_stride + col * p.out_col_stride,
+                     p.out_row_stride, p.out_col_stride);
+        });
+      }
+    }
+  }
+}
+
 // out[row_begin..row_end, panel_begin * kPanelCols...]: at most kBlockRows rows.
 void multiply_block(const GemmProblem& p, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end,
                     GemmScratch& scratch) {
@@ -217,16 +298,11 @@ void multiply_block(const GemmProblem& p, int64_t row_begin, int64_t row_end, in
   const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
   const int64_t passes = std::max<int64_t>((p.k + kDepth - 1) / kDepth, 1);
   const int64_t col_end = std::min(panel_end * kPanelCols, p.n);
+  if (uses_amx(p)) return multiply_block_amx(p, row_begin, row_end, panel_begin * kPanelCols, col_end, scratch);
   HWY_ALIGN float bias[kStripCols];
   for (int64_t col = panel_begin * kPanelCols; col < col_end; col += kStripCols) {
     const int64_t cols = std::min(kStripCols, col_end - col);
-    std::fill_n(bias, kStripCols, 0.0f);
-    if (p.bias != nullptr) {
-      with_float_type(p.bias_dtype, [&](auto tag) {
-        const auto* const from = static_cast<const decltype(tag)*>(p.bias);
-        for (int64_t j = 0; j < cols; ++j) bias[j] = widen(from[(col + j) * p.bias_stride]);
-      });
-    }
+    load_bias(p, col, cols, bias);
     for (int64_t pass = 0; pass < passes; ++pass) {
       const int64_t k = p.k * pass / passes;
       const int64_t depth = p.k * (pass + 1) / passes - k;

@@ -90,8 +90,8 @@ TEST_P(Linear, MatchesFloat64) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Linear,
-                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 5, 7, 16, 17, 64, 65),
-                                            ::testing::Values(1, 15, 16, 17, 64, 576, 1536)));
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 5, 7, 16, 17, 31, 32, 33, 64, 65),
+                                            ::testing::Values(1, 15, 16, 17, 31, 33, 64, 576, 1536)));
 
 TEST(LinearEdges, ManyRowsAndDeepProducts) {
   for (const int threads : {1, 2, 3}) {
@@ -99,6 +99,8 @@ TEST(LinearEdges, ManyRowsAndDeepProducts) {
     check_linear(300, 70, 40, DType::kF32, DType::kF32, DType::kF32, true, pool);
     check_linear(600, 3, 17, DType::kBF16, DType::kF16, DType::kF32, true, pool);
     check_linear(33, 65, 2001, DType::kF32, DType::kBF16, DType::kF32, true, pool);
+    check_linear(600, 70, 2001, DType::kBF16, DType::kBF16, DType::kF32, true, pool);
+    check_linear(257, 33, 768, DType::kBF16, DType::kBF16, DType::kBF16, false, pool);
     check_linear(1, 33, 5000, DType::kF32, DType::kF32, DType::kF32, true, pool);
   }
 }
