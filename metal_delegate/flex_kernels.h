@@ -9,6 +9,7 @@
 
 #include "metal_delegate/flex_attention.h"
 #include "metal_delegate/flex_plan.h"
+#include "runtime/kernels/amx.h"
 #include "runtime/kernels/expression.h"
 #include "runtime/thread_pool.h"
 
@@ -16,6 +17,7 @@ namespace flexpte {
 
 struct FlexShape {
   int64_t batch, num_heads, num_kv_heads, num_queries, num_keys, key_dim, value_dim;
+  DType dtype;
 
   explicit FlexShape(const FlexAttentionArgs& args)
       : batch(args.query.size(0)),
@@ -24,8 +26,13 @@ struct FlexShape {
         num_queries(args.query.size(2)),
         num_keys(args.key.size(2)),
         key_dim(args.query.size(3)),
-        value_dim(args.value.size(3)) {}
+        value_dim(args.value.size(3)),
+        dtype(args.query.dtype) {}
   int64_t group() const { return num_kv_heads == 0 ? 1 : num_heads / num_kv_heads; }
+  // Whether prefill multiplies with tile registers.
+  bool uses_amx() const { return dtype == DType::kBF16 && amx::is_available(); }
+  // Rows of outputs that products write.
+  int64_t padded_value_dim() const { return uses_amx() ? amx::round_up(value_dim, amx::kRows) : value_dim; }
 };
 
 // Keys that a kernel takes at a time.

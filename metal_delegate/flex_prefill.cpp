@@ -13,12 +13,13 @@
 //         m' := max(m, max_k S^T); P^T := exp(S^T - m'); l := l exp(m - m') + sum_k P^T
 //         O^T := O^T exp(m - m') + V^T P^T
 //     out := O / l, or 0 where l = 0
+#include "metal_delegate/flex_prefill.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
-#include "metal_delegate/flex_kernels.h"
 #include "runtime/kernels/scalar.h"
 #include "runtime/kernels/simd_targets.h"
 
@@ -26,7 +27,7 @@
 #define HWY_TARGET_INCLUDE "metal_delegate/flex_prefill.cpp"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "metal_delegate/flex_micro-inl.h"
+#include "metal_delegate/flex_products-inl.h"
 #include "metal_delegate/flex_simd-inl.h"
 
 #ifndef FLEXPTE_FLEX_PREFILL_SHARED
@@ -35,44 +36,9 @@ namespace flexpte {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kLog2e = 1.44269504088896340736f;
-constexpr float kLn2 = 0.69314718055994530942f;
 
-// Lanes that the panels of a tile of queries have together, on every target.
-constexpr int64_t kTileLanes = kFlexQueryTile;
-constexpr int64_t kMaxPanelLanes = 32;
 // What the queries and outputs of a unit may take of the L2 cache.
 constexpr int64_t kUnitBytes = 512 * 1024;
-
-// Scratch of one thread.
-struct PrefillScratch {
-  float* queries;    // [heads, panels][key_dim, lanes of the panel]
-  float* outputs;    // [heads, panels][value_dim, lanes of the panel]
-  float* max;        // [heads, kTileLanes]
-  float* sum;        // [heads, kTileLanes]
-  float* scores;     // [kFlexKeyChunk, kMaxPanelLanes]
-  float* keys;       // [kFlexKeyChunk, key_dim]
-  float* values;     // [kFlexKeyChunk, value_dim]
-  float* rows;       // [4, max(key_dim, value_dim)] rounded up
-  uint8_t* visible;  // [kFlexKeyChunk, kMaxPanelLanes]
-  std::span<std::byte> mods;
-
-  PrefillScratch(WorkspaceCarver& carver, const FlexShape& shape, const FlexMods& call_mods, int64_t heads) {
-    queries = carver.take<float>(heads * kTileLanes * shape.key_dim);
-    outputs = carver.take<float>(heads * kTileLanes * shape.value_dim);
-    max = carver.take<float>(heads * kTileLanes);
-    sum = carver.take<float>(heads * kTileLanes);
-    scores = carver.take<float>(kFlexKeyChunk * kMaxPanelLanes);
-    keys = carver.take<float>(kFlexKeyChunk * shape.key_dim);
-    values = carver.take<float>(kFlexKeyChunk * shape.value_dim);
-    rows = carver.take<float>(4 * row_stride(shape));
-    visible = carver.take<uint8_t>(kFlexKeyChunk * kMaxPanelLanes);
-    const size_t bytes = flex_mods_workspace_bytes(call_mods, kFlexKeyChunk, kMaxPanelLanes);
-    mods = {carver.take<std::byte>(static_cast<int64_t>(bytes)), bytes};
-  }
-
-  static int64_t row_stride(const FlexShape& shape) { return (std::max(shape.key_dim, shape.value_dim) + 3) / 4 * 4; }
-};
 
 // Query heads of one KV head that a unit takes at most.
 int64_t max_heads_per_unit(const FlexShape& shape) {
@@ -88,24 +54,6 @@ HWY_BEFORE_NAMESPACE();
 namespace flexpte {
 namespace HWY_NAMESPACE {
 namespace {
-
-constexpr int64_t kPanelLanes = kPanelVectors * kLanes;
-static_assert(kPanelLanes <= kMaxPanelLanes && kTileLanes % kPanelLanes == 0);
-
-// The rows of a chunk of keys or values, in float.
-struct Rows {
-  const float* data;
-  int64_t stride;
-};
-
-// Lanes of queries that are computed together.
-struct Panel {
-  int64_t offset;   // of its first lane in the tile
-  int64_t lanes;    // a multiple of kLanes
-  int64_t queries;  // the first so many lanes hold one
-  // Bounds of its rows, where a run has them.
-  int64_t first_begin, last_begin, first_end, last_end;
-};
 
 // Which keys of a chunk the lanes of a panel see.
 struct Visibility {
@@ -128,18 +76,18 @@ struct Visibility {
   }
 };
 
-// The storage type T of query, key, value and out is a parameter.
-template <class T>
+template <class Products>
 class PrefillUnit {
  public:
+  using T = typename Products::Element;  // of query, key, value and out
+
   PrefillUnit(const FlexCall& call, const PrefillScratch& scratch)
       : call_(call),
         shape_(call.shape),
         args_(call.args),
         scratch_(scratch),
         mods_(call, scratch.mods),
-        // Scores are kept in units of log2 where no expression needs them otherwise.
-        log2_scale_(call.mods.score == nullptr ? 1.0f : kLog2e) {}
+        products_(call, scratch) {}
 
   void run(int64_t batch, int64_t first_head, int64_t num_heads, int64_t tile) {
     batch_ = batch;
@@ -154,7 +102,7 @@ class PrefillUnit {
     const int64_t lanes = num_heads * kTileLanes;
     std::fill_n(scratch_.max, lanes, -kInfinity);
     std::fill_n(scratch_.sum, lanes, 0.0f);
-    std::fill_n(scratch_.outputs, lanes * shape_.value_dim, 0.0f);
+    std::fill_n(scratch_.outputs, lanes * shape_.padded_value_dim(), 0.0f);
     if (!runs.empty()) pack_queries();
     for (const KeyRun& run : runs) {
       if (run.kind == RunKind::kBounds) set_bounds();
@@ -169,11 +117,8 @@ class PrefillUnit {
   }
 
  private:
-  float* queries_of(int64_t head, const Panel& panel) const {
-    return scratch_.queries + (head * kTileLanes + panel.offset) * shape_.key_dim;
-  }
   float* outputs_of(int64_t head, const Panel& panel) const {
-    return scratch_.outputs + (head * kTileLanes + panel.offset) * shape_.value_dim;
+    return scratch_.outputs + (head * kTileLanes + panel.offset) * shape_.padded_value_dim();
   }
 
   void set_panels() {
@@ -206,56 +151,15 @@ class PrefillUnit {
 
   void pack_queries() {
     const TensorView& query = args_.query;
-    const DF d;
-    const float scale = call_.mods.score == nullptr ? call_.scale * kLog2e : call_.scale;
-    const int64_t dim = shape_.key_dim;
-    const int64_t stride = PrefillScratch::row_stride(shape_);
-    float* rows = scratch_.rows;
     for (int64_t head = 0; head < num_heads_; ++head) {
       const T* source = query.as<const T>() + batch_ * query.stride(0) + (first_head_ + head) * query.stride(1) +
                         q_begin_ * query.stride(2);
-      for (int64_t p = 0; p < num_panels_; ++p) {
-        const Panel& panel = panels_[p];
-        float* packed = queries_of(head, panel);
-        for (int64_t lane = 0; lane < panel.lanes; lane += 4) {
-          const int64_t count = std::clamp<int64_t>(panel.queries - lane, 0, 4);
-          if (count < 4) std::fill_n(rows, 4 * stride, 0.0f);
-          for (int64_t r = 0; r < count; ++r) {
-            float* row = rows + r * stride;
-            widen_strided(source + (panel.offset + lane + r) * query.stride(2), query.stride(3), dim, row);
-            int64_t i = 0;
-            for (; i + kLanes <= dim; i += kLanes) {
-              hn::StoreU(hn::Mul(hn::LoadU(d, row + i), hn::Set(d, scale)), d, row + i);
-            }
-            for (; i < dim; ++i) row[i] *= scale;
-          }
-          int64_t i = 0;
-          for (; i + 4 <= dim; i += 4) transpose_4x4(rows + i, stride, packed + i * panel.lanes + lane, panel.lanes);
-          for (; i < dim; ++i) {
-            for (int64_t r = 0; r < 4; ++r) packed[i * panel.lanes + lane + r] = rows[r * stride + i];
-          }
-        }
-      }
+      for (int64_t p = 0; p < num_panels_; ++p) products_.pack_queries(head, panels_[p], source);
     }
-  }
-
-  // Rows [begin, end) of the unit's KV head, in place where that is float and contiguous.
-  Rows load_rows(const TensorView& view, int64_t begin, int64_t end, int64_t dim, float* packed) const {
-    const int64_t kv_head = first_head_ / shape_.group();
-    const int64_t b = view.size(0) == 1 ? 0 : batch_;
-    const T* source = view.as<const T>() + b * view.stride(0) + kv_head * view.stride(1) + begin * view.stride(2);
-    if constexpr (std::is_same_v<T, float>) {
-      if (view.stride(3) == 1 && view.stride(2) == dim) return {source, dim};
-    }
-    widen_rows(source, view.stride(2), view.stride(3), end - begin, dim, packed, dim);
-    return {packed, dim};
   }
 
   void visit(RunKind kind, int64_t begin, int64_t end) {
-    const Rows keys = load_rows(args_.key, begin, end, shape_.key_dim, scratch_.keys);
-    const Rows values = load_rows(args_.value, begin, end, shape_.value_dim, scratch_.values);
-    // -1: not known yet. Where a row is masked, its weight 0 must not meet an infinity or NaN.
-    int finite = -1;
+    products_.load(batch_, first_head_ / shape_.group(), begin, end);
     for (int64_t p = 0; p < num_panels_; ++p) {
       const Panel& panel = panels_[p];
       int64_t panel_begin = begin;
@@ -265,7 +169,9 @@ class PrefillUnit {
         panel_begin = std::max(begin, panel.first_begin);
         panel_end = std::min(end, panel.last_end);
         if (panel_begin >= panel_end) continue;
-        if (panel.last_begin > panel_begin || panel.first_end < panel_end) bound_lanes(panel, panel_begin, visibility);
+        const bool is_cut = panel.last_begin > panel_begin || panel.first_end < panel_end;
+        const bool is_at_risk = products_.reads_beyond(panel_begin - begin, panel_end - panel_begin);
+        if (is_cut || (is_at_risk && !products_.is_finite())) bound_lanes(panel, panel_begin, visibility);
         if (!visibility.all() && call_.mods.score_loads) expand_bounds(panel, panel_end - panel_begin, visibility);
       } else if (kind == RunKind::kMask) {
         std::memset(scratch_.visible, 0, static_cast<size_t>((end - begin) * kMaxPanelLanes));
@@ -273,17 +179,13 @@ class PrefillUnit {
                    kMaxPanelLanes);
         visibility.bytes = scratch_.visible;
       }
-      const Rows panel_keys = {keys.data + (panel_begin - begin) * keys.stride, keys.stride};
-      const Rows panel_values = {values.data + (panel_begin - begin) * values.stride, values.stride};
-      if (!visibility.all() && finite < 0) {
-        finite = all_finite(values.data, values.stride, end - begin, shape_.value_dim) ? 1 : 0;
-      }
-      const bool separate = !visibility.all() && finite == 0;
+      // Where a row is masked, its weight 0 must not meet an infinity or NaN.
+      const bool separate = !visibility.all() && !products_.is_finite();
       for (int64_t head = 0; head < num_heads_; ++head) {
         if (panel.lanes == kPanelLanes) {
-          attend<kPanelVectors>(head, panel, panel_begin, panel_end, panel_keys, panel_values, visibility, separate);
+          attend<kPanelVectors>(head, panel, begin, panel_begin, panel_end, visibility, separate);
         } else {
-          attend<1>(head, panel, panel_begin, panel_end, panel_keys, panel_values, visibility, separate);
+          attend<1>(head, panel, begin, panel_begin, panel_end, visibility, separate);
         }
       }
     }
@@ -312,14 +214,15 @@ class PrefillUnit {
     visibility.bytes = scratch_.visible;
   }
 
+  // Keys [begin, end) of those loaded, which begin at `loaded`.
   template <int V>
-  HWY_INLINE void attend(int64_t head, const Panel& panel, int64_t begin, int64_t end, const Rows& keys,
-                         const Rows& values, const Visibility& visibility, bool separate) {
+  HWY_INLINE void attend(int64_t head, const Panel& panel, int64_t loaded, int64_t begin, int64_t end,
+                         const Visibility& visibility, bool separate) {
     constexpr int64_t kWidth = V * kLanes;
     const DF d;
     const int64_t count = end - begin;
     float* scores = scratch_.scores;
-    multiply_keys<V>(keys.data, keys.stride, queries_of(head, panel), shape_.key_dim, count, scores);
+    products_.template multiply_keys<V>(head, panel, begin - loaded, count, scores);
     if (call_.mods.score != nullptr) {
       mods_.score({batch_, first_head_ + head, begin, q_begin_ + panel.offset, count, panel.queries}, scores, kWidth,
                   visibility.bytes, kMaxPanelLanes);
@@ -344,7 +247,7 @@ class PrefillUnit {
       }
     }
 
-    const VF scale = hn::Set(d, log2_scale_);
+    const VF scale = hn::Set(d, products_.log2_scale());
     for (int v = 0; v < V; ++v) {
       const VF old_max = hn::LoadU(d, max_of_lanes + v * kLanes);
       hn::StoreU(max[v], d, max_of_lanes + v * kLanes);
@@ -365,9 +268,11 @@ class PrefillUnit {
 
     float* outputs = outputs_of(head, panel);
     if (separate) {
+      Rows values = products_.values();
+      values.data += (begin - loaded) * values.stride;
       accumulate_visible<V>(values, count, visibility, correction, outputs);
     } else {
-      multiply_values<V>(values.data, values.stride, scores, shape_.value_dim, count, correction, outputs);
+      products_.template multiply_values<V>(begin - loaded, count, scores, correction, outputs);
     }
   }
 
@@ -434,7 +339,7 @@ class PrefillUnit {
         lse.as<float>() + batch_ * lse.stride(0) + (first_head_ + head) * lse.stride(1) + q_begin_ * lse.stride(2);
     for (int64_t i = 0; i < num_queries_; ++i) {
       const float sum = scratch_.sum[head * kTileLanes + i];
-      const float max = scratch_.max[head * kTileLanes + i] * (call_.mods.score == nullptr ? kLn2 : 1.0f);
+      const float max = scratch_.max[head * kTileLanes + i] * products_.natural_scale();
       target[i * lse.stride(2)] = sum == 0.0f ? -kInfinity : max + std::log(sum);
     }
   }
@@ -444,7 +349,7 @@ class PrefillUnit {
   const FlexAttentionArgs& args_;
   const PrefillScratch& scratch_;
   const FlexTileMods mods_;
-  const float log2_scale_;
+  Products products_;
   int64_t batch_ = 0, first_head_ = 0, num_heads_ = 0, q_begin_ = 0, num_queries_ = 0, entry_ = 0;
   int64_t num_panels_ = 0;
   Panel panels_[kTileLanes / kPanelLanes];
@@ -452,7 +357,7 @@ class PrefillUnit {
   int32_t lane_end_[kMaxPanelLanes];
 };
 
-template <class T>
+template <class Products>
 void prefill(const FlexCall& call, int64_t heads_per_unit) {
   const FlexShape& shape = call.shape;
   const int64_t slices = (shape.group() + heads_per_unit - 1) / heads_per_unit;
@@ -462,7 +367,7 @@ void prefill(const FlexCall& call, int64_t heads_per_unit) {
   call.pool.parallel_for(units, 1, [&](int64_t begin, int64_t end, int thread) {
     WorkspaceCarver carver(call.workspace.subspan(static_cast<size_t>(thread * thread_bytes)));
     const PrefillScratch scratch(carver, shape, call.mods, heads_per_unit);
-    PrefillUnit<T> unit(call, scratch);
+    PrefillUnit<Products> unit(call, scratch);
     for (int64_t i = begin; i < end; ++i) {
       // The last tiles of a causal mask are the largest: they come first.
       const int64_t tile = tiles - 1 - i % tiles;
@@ -476,7 +381,11 @@ void prefill(const FlexCall& call, int64_t heads_per_unit) {
 }
 
 void prefill_any(const FlexCall& call, int64_t heads_per_unit) {
-  with_float_type(call.args.query.dtype, [&](auto type) { prefill<decltype(type)>(call, heads_per_unit); });
+#if HWY_TARGET == HWY_AVX3
+  if (call.shape.uses_amx()) return prefill<AmxProducts>(call, heads_per_unit);
+#endif
+  with_float_type(call.args.query.dtype,
+                  [&](auto type) { prefill<FloatProducts<decltype(type)>>(call, heads_per_unit); });
 }
 
 }  // namespace

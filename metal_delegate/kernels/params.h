@@ -21,7 +21,7 @@ struct CaptureView {
 struct ElementwiseHeader {
   int64_t inner;
   uint32_t rows;
-  int32_t rank;      // of the rows
+  int32_t rank;          // of the rows
   uint32_t vectors;      // bit k: four neighbours of operand k (0: the output) can be read or written at once
   uint32_t instruction;  // what a bad index of a capture is reported as
   int64_t sizes[FLEXPTE_MAX_RANK];
