@@ -1,4 +1,4 @@
-"""Fixtures that several rooms' tests share: the real model, exported once a session."""
+"""What all rooms' tests share: seeds, and the real model, exported once a session."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def seeds() -> None:
+    """The same numbers whatever ran before."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
