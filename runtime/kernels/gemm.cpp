@@ -29,13 +29,15 @@ constexpr int64_t kMaxTileRows = 12;  // rows of a micro-kernel
 constexpr int64_t kTileStride = kDepth + 16;
 
 constexpr int64_t kAmxRows = 2 * amx::kRows;  // of a product of tile registers
-static_assert(kDepth % amx::kDepth == 0 && kBlockRows % kAmxRows == 0 && kStripCols % (2 * amx::kCols) == 0);
+// Packing a strip costs as much as multiplying a hundred rows with it.
+constexpr int64_t kAmxBlockRows = 512;
+static_assert(kDepth % amx::kDepth == 0 && kAmxBlockRows % kAmxRows == 0 && kStripCols % (2 * amx::kCols) == 0);
 
 // Scratch of one thread.
 struct GemmScratch {
   alignas(64) float strip[kStripCols * kDepth];
   alignas(64) float tile[std::max(kMaxTileRows * kTileStride, kAmxRows* kDepth / 2)];
-  alignas(64) float sums[kBlockRows * kStripCols];
+  alignas(64) float sums[std::max(kBlockRows, kAmxBlockRows) * kStripCols];
 
   // Of bfloat16, where there are tile registers.
   BFloat16* strip_pairs() { return reinterpret_cast<BFloat16*>(strip); }
@@ -291,7 +293,7 @@ void multiply_block_amx(const GemmProblem& p, int64_t row_begin, int64_t row_end
   }
 }
 
-// out[row_begin..row_end, panel_begin * kPanelCols...]: at most kBlockRows rows.
+// out[row_begin..row_end, panel_begin * kPanelCols...]: at most kBlockRows rows, or kAmxBlockRows.
 void multiply_block(const GemmProblem& p, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end,
                     GemmScratch& scratch) {
   const int64_t rows = row_end - row_begin;
@@ -372,7 +374,8 @@ void gemm(int64_t batch, MakeGemmProblem make_problem, const void* context, cons
   // that every thread has work, but not so small that packing the panels would dominate.
   constexpr int64_t kMinBlockRows = 48;
   const int64_t wanted = 4 * static_cast<int64_t>(pool.num_threads());
-  const int64_t least = (first.m + kBlockRows - 1) / kBlockRows;
+  const int64_t block_rows = uses_amx(first) ? kAmxBlockRows : kBlockRows;
+  const int64_t least = (first.m + block_rows - 1) / block_rows;
   const int64_t most = std::max((first.m + kMinBlockRows - 1) / kMinBlockRows, least);
   const int64_t blocks = std::clamp((wanted + batch * panels - 1) / (batch * panels), least, most);
   const int64_t items = batch * blocks * panels;
