@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from flexpte.exporter.files import check_writable
+
 if TYPE_CHECKING:
     from flexpte.runtime.llm import LLM
 
@@ -94,6 +96,8 @@ def export(
     """
     with _one_line_errors():
         _check_output(output)
+        if not dry_run:
+            check_writable(output)
         from flexpte.exporter.inspect import size_text
         from flexpte.exporter.language_model import export_language_model
 
@@ -212,19 +216,24 @@ def chat(
     In a conversation, /reset starts over and /exit (or end of input) leaves.
     """
     with _one_line_errors():
+        if message is not None and not message.strip():
+            raise ValueError("--message is empty: give a text, or leave it out for a conversation")
         llm = _load(model, device)
         start = [{"role": "system", "content": system}] if system else []
         messages = list(start)
         while True:
             user = message if message is not None else _ask()
-            if user is None or user == "/exit":
+            if user is None:
                 return
-            if user == "/reset":
-                messages = list(start)
-                llm.reset()
-                continue
-            if not user.strip():
-                continue
+            if message is None:
+                if user == "/exit":
+                    return
+                if user == "/reset":
+                    messages = list(start)
+                    llm.reset()
+                    continue
+                if not user.strip():
+                    continue
             messages.append({"role": "user", "content": user})
             pieces = llm.chat_stream(
                 messages,
@@ -383,8 +392,14 @@ def _one_line_errors() -> Iterator[None]:
     except (typer.Exit, BrokenPipeError):
         raise
     except _expected_errors() as error:
-        errors.print(f"flexpte: {error}", markup=False, soft_wrap=True)
+        errors.print(f"flexpte: {_text_of(error)}", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
+
+
+def _text_of(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {str(error.strerror).lower()}"
+    return str(error)
 
 
 def _expected_errors() -> tuple[type[Exception], ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,6 +27,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, Output
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from flexpte.exporter.files import write_whole
 from flexpte.exporter.ir import Size
 from flexpte.exporter.pack import pack, tensor_bytes
 from flexpte.exporter.partition import Lowered, Partition
@@ -286,12 +286,5 @@ def contents(pieces: list[bytes]) -> Iterator[bytes | memoryview]:
 
 
 def write(pieces: list[bytes], path: Path) -> None:
-    """Write the file under a temporary name beside ``path``, then rename it: whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(temporary, "wb") as file:
-            for piece in contents(pieces):
-                file.write(piece)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Write the file: whole or not at all."""
+    write_whole(path, contents(pieces))

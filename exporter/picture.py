@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flexpte.exporter.explain import EMPTY, FULL, PARTIAL
+from flexpte.exporter.files import write_whole
 
 _CHARACTERS = {EMPTY: "·", FULL: "█", PARTIAL: "▒"}
 _COLOURS = {EMPTY: (238, 238, 238), FULL: (33, 102, 172), PARTIAL: (244, 165, 130)}
@@ -45,4 +46,4 @@ def write_png(path: str | Path, tiles: NDArray[np.uint8], pixels: int = 8) -> No
     content = b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
     )
-    Path(path).write_bytes(content)
+    write_whole(Path(path), [content])

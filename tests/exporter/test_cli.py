@@ -77,6 +77,13 @@ def test_chat_conversation_ends_at_end_of_input(llama_pte):
     assert done.exit_code == 0, done.output
 
 
+def test_a_message_is_a_text_not_a_command(llama_pte):
+    for message in ("hello", "/reset", "/exit"):
+        done = run("chat", llama_pte, "--max-tokens", 3, "--message", message, "--stats")
+        assert done.exit_code == 0, done.output
+        assert "generated 3 tokens" in done.output
+
+
 def test_inspect_shows_caches_and_metadata(llama_pte):
     text = run("inspect", llama_pte).output
     for word in ("forward", "FlexpteBackend", "tokens", "cache", "max_context"):
@@ -111,6 +118,9 @@ def test_bench_times_and_counts(llama_pte):
         (("export", "{folder}", "-o", "/nowhere/x.pte"), ("/nowhere", "does not exist")),
         (("export", "{folder}", "-o", "{folder}"), ("is a folder",)),
         (("export", "{folder}", "-o", "{tmp}/x.pte", "--max-context", "0"), ("max_context", "0")),
+        (("export", "{folder}", "-o", "{folder}/config.json/x.pte"), ("x.pte",)),
+        (("export", "{folder}", "-o", "{tmp}/" + "x" * 300), ("xxx", "too long")),
+        (("chat", "{pte}", "--message", " "), ("--message", "empty")),
         (("inspect", "/nowhere/x.pte"), ("/nowhere/x.pte",)),
         (("inspect", "{folder}/config.json"), ("config.json",)),
         (("generate", "{pte}", "--prompt", ""), ("empty",)),
