@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -71,7 +72,14 @@ def _packed(tensor: Tensor) -> Tensor:
 
 def _trace(module: nn.Module, example_inputs: tuple[Any, ...], dynamic_shapes: Any, strict: bool) -> ExportedProgram:
     with custom_attention(module, strict):
-        return torch.export.export(module, example_inputs, dynamic_shapes=dynamic_shapes, strict=strict)
+        try:
+            return torch.export.export(module, example_inputs, dynamic_shapes=dynamic_shapes, strict=strict)
+        except Exception as error:
+            if strict and not isinstance(error, Unsupported):
+                error.add_note(
+                    "flexpte: strict=False, the default, captures much that torch.export's strict mode refuses"
+                )
+            raise
 
 
 @contextmanager
@@ -139,6 +147,17 @@ def _registered(module: nn.Module, state: dict[int, str], tensor: Tensor) -> Ten
     return current
 
 
+@dataclass(frozen=True)
+class _WithBuffers:
+    """A mod whose last arguments are known."""
+
+    func: Callable[..., Tensor]
+    buffers: tuple[Any, ...]
+
+    def __call__(self, *arguments: Tensor) -> Tensor:
+        return self.func(*arguments, *self.buffers)
+
+
 def attention(
     resolve: Callable[[Tensor], Tensor],
     query: Tensor,
@@ -153,8 +172,8 @@ def attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The custom op for a call of the higher-order op; results as that returns them (lse to base 2)."""
     mask_mod = block_mask[-1]
-    score = score_program(lambda *a: score_mod(*a, *score_mod_other_buffers), query)
-    mask = mask_program(lambda *a: mask_mod(*a, *mask_mod_other_buffers), query)
+    score = score_program(_WithBuffers(score_mod, score_mod_other_buffers), query)
+    mask = mask_program(_WithBuffers(mask_mod, mask_mod_other_buffers), query)
     block_size = [block_mask[-3], block_mask[-2]]
     whole = all(size == flex_module._LARGE_SPARSE_BLOCK_SIZE for size in block_size)
     lists = [None] * 4 if whole else block_mask[2:6]

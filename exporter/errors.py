@@ -17,3 +17,7 @@ class Unsupported(Exception):
             parts.append(f"at {source}")
         message = " ".join(parts)
         super().__init__(f"{message}. {fix}" if fix else message)
+        self._text = str(self.args[0])
+
+    def __str__(self) -> str:
+        return self._text  # torch's graph interpreter appends to the arguments of what passes through it

@@ -75,11 +75,7 @@ def record(
             try:
                 result = mod(*inputs)
             except (DataDependentOutputException, GuardOnDataDependentSymNode) as error:
-                raise Unsupported(
-                    "a mod turns a tensor into a Python number or branches on its value",
-                    source=model_line(error.__traceback__),
-                    fix="Keep it a tensor: torch.where in place of `if`, no .item(), int() or bool()",
-                ) from error
+                raise _depends_on_values(model_line(error.__traceback__)) from error
             except DynamicOutputShapeException as error:
                 raise Unsupported(
                     f"a mod calls {error.func}, whose result size depends on values",
@@ -149,6 +145,14 @@ class _Recorder(TorchDispatchMode):
         source = model_line(sys._getframe(1))
         if func in (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default):
             return self._literal(args[0], source)
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise _depends_on_values(source)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise Unsupported(
+                f"a mod draws random numbers ({func})",
+                source=source,
+                fix="A mod must be a pure function; draw them in forward and capture the tensor",
+            )
         if func._schema.is_mutable:
             return self._mutation(func, args, kwargs, source)
         fake_args, fake_kwargs = pytree.tree_map_only(Tensor, self._fake, (args, kwargs))
@@ -221,6 +225,14 @@ def getitem(items: Any, index: int) -> Any:
 def literal(values: Any, *, dtype: torch.dtype) -> Tensor:
     """A tensor written out inside a mod."""
     return torch.tensor(values, dtype=dtype)
+
+
+def _depends_on_values(source: str | None) -> Unsupported:
+    return Unsupported(
+        "a mod turns a tensor into a Python number or branches on its value",
+        source=source,
+        fix="Keep it a tensor: torch.where in place of `if`, no .item(), int() or bool()",
+    )
 
 
 def _mutates(func: Any, source: str | None) -> Unsupported:
@@ -307,4 +319,6 @@ def function_line(function: Any) -> str | None:
     code = getattr(function, "__code__", None)
     if code is None:  # an object with a call method
         code = getattr(type(function).__dict__.get("__call__"), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else None
+    if code is None or code.co_filename.startswith(_LIBRARIES):  # what Dynamo made of it
+        return None
+    return f"{code.co_filename}:{code.co_firstlineno}"

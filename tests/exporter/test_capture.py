@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import math
+import re
 
 import pytest
 import torch
@@ -28,6 +29,9 @@ compiled_flex_attention = torch.compile(flex_attention)
 compiled_create_block_mask = torch.compile(create_block_mask)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+TABLE = torch.arange(40.0)
 
 
 def causal(b, h, q, kv):
@@ -510,3 +514,35 @@ def test_max_scores_are_refused():
 
     with pytest.raises(Unsupported, match="max_scores"):
         capture(Max(), qkv())
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("mod", "what"),
+    [
+        (lambda s, b, h, i, j: s * s.item(), "Python number"),
+        (lambda s, b, h, i, j: s * int(i), "Python number"),
+        (lambda s, b, h, i, j: s * TABLE[i].item(), "Python number"),
+        (lambda s, b, h, i, j: s + torch.rand(()), "random"),
+        (lambda s, b, h, i, j: torch.nn.functional.dropout(s, 0.5), "random"),
+        (lambda s, b, h, i, j: s + TABLE.add_(1)[i], "in place"),
+        (lambda s, b, h, i, j: s + TABLE, r"shape \(40,\)"),
+        (lambda s, b, h, i, j: None, "None"),
+    ],
+)
+def test_what_no_mod_can_be_is_one_sentence_that_names_the_line(mod, what, strict):
+    with pytest.raises(Unsupported, match=what) as caught:
+        capture(Attention(mod, None), qkv(), strict=strict)
+    message = str(caught.value)
+    assert "\n" not in message
+    # Dynamo gives no line of what it has made into a graph.
+    assert re.search(r"test_capture\.py:\d+\. ", message) or strict
+
+
+def test_dynamos_refusals_say_what_to_try():
+    table = TABLE.expand(2, 40)
+    module = Attention(None, lambda b, h, i, j: (table[:, j] > 0).any())
+    capture(module, qkv())
+    with pytest.raises(Exception, match="data-dependent") as caught:
+        capture(module, qkv(), strict=True)
+    assert any("strict=False" in note for note in caught.value.__notes__)
