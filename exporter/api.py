@@ -96,7 +96,7 @@ def export_program(
     from flexpte.exporter.partition import partition
 
     clock = clock or _Clock(None)
-    _flatten_outputs(program)
+    _flatten_inputs_and_outputs(program)
     clock.start("explain")
     masks = explain_masks(program)
     clock.start("decompose")
@@ -146,9 +146,9 @@ def export_program(
     return ExportResult(pieces, report)
 
 
-def _flatten_outputs(program: ExportedProgram) -> None:
-    """Outputs are a flat tuple from here on, whatever forward wrapped them in: a .pte knows no other, and
-    named tuples such as torch.return_types.max cannot be serialised."""
+def _flatten_inputs_and_outputs(program: ExportedProgram) -> None:
+    """Both are flat tuples from here on, whatever forward takes or wraps them in: a .pte knows no other, named
+    tuples such as torch.return_types.max cannot be serialised, and a BlockMask's function not even copied."""
     count = len(program.graph_signature.user_outputs)
     if count == 0 or all(output is None for output in program.graph_signature.user_outputs):
         raise Unsupported(
@@ -156,7 +156,13 @@ def _flatten_outputs(program: ExportedProgram) -> None:
         )
     signature = program.module_call_graph[0].signature
     assert signature is not None
-    signature.out_spec = torch.utils._pytree.tree_structure(tuple(range(count)))
+    pytree = torch.utils._pytree
+    signature.out_spec = pytree.tree_structure(tuple(range(count)))
+    flat = pytree.tree_structure((tuple(range(signature.in_spec.num_leaves)), {}))
+    if signature.in_spec != flat:
+        signature.in_spec, signature.forward_arg_names = flat, None
+        if program.example_inputs is not None:
+            program._example_inputs = (tuple(pytree.tree_leaves(program.example_inputs)), {})
 
 
 def decomposed(program: ExportedProgram) -> ExportedProgram:

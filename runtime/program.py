@@ -149,7 +149,7 @@ class Session:
         """Run a method and return its outputs, which own their memory.
 
         Inputs are torch tensors, NumPy arrays, anything else with ``__dlpack__`` or the buffer protocol (any
-        strides), and Python numbers for numbers. If one is a torch tensor, outputs are torch tensors;
+        strides), and Python numbers for numbers; a BlockMask stands for the tensors that it holds. If one is a torch tensor, outputs are torch tensors;
         otherwise NumPy arrays, where bfloat16, which NumPy lacks, is widened to float32.
 
         Raises:
@@ -157,6 +157,7 @@ class Session:
                 (``InvalidArgument``); no such method (``NotFound``); a position past a cache's end (``OutOfRange``).
         """
         torch = sys.modules.get("torch")
+        inputs = _without_block_masks(inputs)
         wants_torch = torch is not None and any(isinstance(x, torch.Tensor) for x in inputs)
         outputs = self._native.run(method, [_native_input(i, x, torch) for i, x in enumerate(inputs)])
         return tuple(_output(x, torch if wants_torch else None) for x in outputs)
@@ -215,6 +216,14 @@ def _json_or_text(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def _without_block_masks(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Each BlockMask as the tensors that it is an input for: its block lists, then what its mask_mod captures."""
+    module = sys.modules.get("torch.nn.attention.flex_attention")
+    if module is None or not any(isinstance(x, module.BlockMask) for x in inputs):
+        return inputs
+    return tuple(leaf for x in inputs for leaf in (x._flatten()[0] if isinstance(x, module.BlockMask) else (x,)))
 
 
 def _native_input(number: int, value: Any, torch: Any) -> Any:

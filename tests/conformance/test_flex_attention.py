@@ -331,3 +331,30 @@ def test_mods_may_be_partials_and_bound_methods(device):
     (out,) = session_of(Windowed(), inputs, device).run("forward", *inputs)
     answer, _ = attention(*inputs, score_mod=lambda s, b, h, q, kv: 10.0 * torch.tanh(s / 10.0), mask_mod=sliding(12))
     assert_matches(out, answer, torch.float32)
+
+
+class MaskArgument(nn.Module):
+    def forward(self, query, key, value, mask):
+        return flex_attention(query, key, value, block_mask=mask)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("with_capture", [False, True])
+def test_a_mask_as_an_argument_of_forward(with_capture, strict, device):
+    inputs = qkv(torch.float32)
+
+    def mask_of(documents):
+        mod = (lambda b, h, q, kv: documents[q] == documents[kv]) if with_capture else causal
+        return mod, create_block_mask(mod, None, None, 150, 150, device="cpu")
+
+    _, example = mask_of(torch.arange(150) // 9)
+    if strict and with_capture:  # Dynamo does not make closures
+        with pytest.raises(Exception, match="cell") as caught:
+            flexpte.export(MaskArgument(), (*inputs, example), strict=True)
+        assert any("strict=False" in note for note in caught.value.__notes__)
+        return
+    result = flexpte.export(MaskArgument(), (*inputs, example), strict=strict)
+    session = flexpte.load(result.buffer, device=device).session()
+    mod, mask = mask_of(torch.arange(150) // 40)
+    (got,) = session.run("forward", *inputs, mask)
+    assert_matches(got, attention(*inputs, mask_mod=mod)[0], torch.float32)
