@@ -165,7 +165,14 @@ _ARGUMENTS = "params, query, key, value, out, lse, plan, partial_out, partial_ls
 _POSITIONS = "group, thread_index, lane, simdgroup"
 
 
-def _head(name: str, mods: str, types: tuple[str, str, str], captures: Sequence[str]) -> tuple[str, list[str]]:
+def _attributes(threads: int) -> str:
+    """The compiler has to leave each of so many threads its registers."""
+    return f"[[kernel, max_total_threads_per_threadgroup({threads})]]"
+
+
+def _head(
+    name: str, mods: str, types: tuple[str, str, str], captures: Sequence[str], threads: int
+) -> tuple[str, list[str]]:
     """The parameters of a kernel, and the statements that build its plan and mods."""
     query, key, out = (MSL_TYPES[t] for t in types)
     buffers = [
@@ -194,7 +201,7 @@ def _head(name: str, mods: str, types: tuple[str, str, str], captures: Sequence[
         "uint simdgroup [[simdgroup_index_in_threadgroup]]",
     ]
     fields = [*(f"capture_{i}" for i in range(len(captures))), "views", "scalars", "status", "params.instruction"]
-    return f"[[kernel]] void {name}({', '.join(arguments)}) {{", [
+    return f"{_attributes(threads)} void {name}({', '.join(arguments)}) {{", [
         "  const FlexPlanView plan = {tile_begin, first_run, runs, row_bounds};",
         f"  const {mods} mods = {{{', '.join(fields)}}};",
     ]
@@ -209,7 +216,7 @@ def _matrix_kernel(
     captures: Sequence[str],
     tiles: MatrixTiles,
 ) -> str:
-    head, lines = _head(name, mods, types, captures)
+    head, lines = _head(name, mods, types, captures, tiles.threads)
     # Vectors, for their alignment.
     staged_vectors = -(-tiles.staged_bytes // 16)
     shape = f"{tiles.row_groups}, {tiles.row_blocks}, {tiles.dim_groups}, {tiles.keys}"
@@ -235,7 +242,7 @@ def _decode_kernel(
     captures: Sequence[str],
     tiles: DecodeTiles,
 ) -> str:
-    head, lines = _head(name, mods, types, captures)
+    head, lines = _head(name, mods, types, captures, 32 * _DECODE_SIMDGROUPS)
     shape = f"{tiles.rows}, {tiles.lanes}, {tiles.piece}, {tiles.block}"
     return "\n".join(
         [
@@ -252,7 +259,7 @@ def _decode_kernel(
 def _merge_kernel(name: str, out: str, head_dim_v: int) -> str:
     return "\n".join(
         [
-            f"[[kernel]] void {name}(constant FlexParams& params [[buffer(0)]],",
+            f"{_attributes(32)} void {name}(constant FlexParams& params [[buffer(0)]],",
             "    device const float* partial_out [[buffer(1)]], device const float* partial_lse [[buffer(2)]],",
             f"    device {MSL_TYPES[out]}* out [[buffer(3)]], device float* lse [[buffer(4)]],",
             "    uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {",

@@ -149,8 +149,9 @@ class Session:
         """Run a method and return its outputs, which own their memory.
 
         Inputs are torch tensors, NumPy arrays, anything else with ``__dlpack__`` or the buffer protocol (any
-        strides), and Python numbers for numbers; a BlockMask stands for the tensors that it holds. If one is a torch tensor, outputs are torch tensors;
-        otherwise NumPy arrays, where bfloat16, which NumPy lacks, is widened to float32.
+        strides), and Python numbers for numbers; a BlockMask stands for the tensors that it holds. If one is a torch
+        tensor, outputs are torch tensors; otherwise NumPy arrays, where bfloat16, which NumPy lacks, is widened to
+        float32.
 
         Raises:
             FlexpteError: an input has another dtype, shape, rank or count than the method's

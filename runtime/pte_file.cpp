@@ -70,7 +70,7 @@ Result<FileBytes> FileBytes::map(const std::string& path) {
   file.name_ = path;
   const auto size_bytes = static_cast<size_t>(info.st_size);
   if (size_bytes > 0) {
-    void* data = ::mmap(nullptr, size_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    void* data = ::mmap(nullptr, size_bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED) {
       const Status status = io_error("cannot map");
       ::close(fd);

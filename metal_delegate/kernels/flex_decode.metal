@@ -145,8 +145,11 @@ inline void flex_decode(constant const FlexParams& params, device const TQ* quer
           count /= 2;
           FLEX_UNROLL
           for (int i = 0; i < count; ++i) {
-            const float kept = is_upper ? scores[count + i] : scores[i];
-            const float given = is_upper ? scores[i] : scores[count + i];
+            // Both are loaded: a choice between the elements themselves would choose an address.
+            const float lower = scores[i];
+            const float upper = scores[count + i];
+            const float kept = is_upper ? upper : lower;
+            const float given = is_upper ? lower : upper;
             scores[i] = kept + simd_shuffle_xor(given, ushort(step));
           }
         } else {
@@ -174,7 +177,7 @@ inline void flex_decode(constant const FlexParams& params, device const TQ* quer
         new_most = flex_max(new_most, simd_shuffle_xor(new_most, ushort(step)));
       }
       if (simd_any(new_most != most)) {
-        const float rescale = exp2(most - flex_shift(new_most));
+        const float rescale = precise::exp2(most - flex_shift(new_most));
         most = new_most;
         total *= rescale;
         FLEX_UNROLL
@@ -188,7 +191,7 @@ inline void flex_decode(constant const FlexParams& params, device const TQ* quer
       FLEX_UNROLL
       for (int i = 0; i < SCORES; ++i) {
         // A masked key has weight -1 for now: its value, which may be NaN, does not enter.
-        scores[i] = is_seen[i] ? exp2(scores[i] - shift) : -1.0f;
+        scores[i] = is_seen[i] ? precise::exp2(scores[i] - shift) : -1.0f;
         if (is_seen[i]) total += scores[i];
       }
       FLEX_UNROLL
@@ -258,7 +261,7 @@ inline void flex_decode(constant const FlexParams& params, device const TQ* quer
     float sum = 0.0f;
     FLEX_UNROLL
     for (int s = 0; s < SIMDGROUPS; ++s) {
-      const float rescale = exp2(shared_most[r * SIMDGROUPS + s] - shift);
+      const float rescale = precise::exp2(shared_most[r * SIMDGROUPS + s] - shift);
       all = fma(shared_totals[r * SIMDGROUPS + s], rescale, all);
       sum = fma(shared[(s * ROWS + r) * DV + d], rescale, sum);
     }

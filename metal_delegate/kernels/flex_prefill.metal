@@ -244,7 +244,7 @@ inline void flex_prefill(constant const FlexParams& params, device const TQ* que
           new_most = flex_max(new_most, simd_shuffle_xor(new_most, 1));
           new_most = flex_max(new_most, simd_shuffle_xor(new_most, 8));
           if (simd_any(new_most != most[b])) {
-            const float rescale = exp2(most[b] - flex_shift(new_most));
+            const float rescale = precise::exp2(most[b] - flex_shift(new_most));
             total[b] *= rescale;
             FLEX_UNROLL
             for (int d = 0; d < V_BLOCKS; ++d) {
@@ -259,7 +259,7 @@ inline void flex_prefill(constant const FlexParams& params, device const TQ* que
             if (j >= first_key && j < last_key) {
               FLEX_UNROLL
               for (int e = 0; e < 2; ++e) {
-                const float weight = exp2(scores[b][j].thread_elements()[e] - shift);
+                const float weight = precise::exp2(scores[b][j].thread_elements()[e] - shift);
                 scores[b][j].thread_elements()[e] = weight;
                 total[b] += weight;
               }

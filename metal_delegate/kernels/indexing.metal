@@ -42,7 +42,8 @@ template <typename T, typename I>
                            device const I* index [[buffer(2)]], device const T* source [[buffer(3)]],
                            device atomic_uint* status [[buffer(4)]], uint3 position [[thread_position_in_grid]],
                            uint3 grid [[threads_per_grid]], uint thread_index [[thread_index_in_threadgroup]],
-                           uint3 num_threads [[threads_per_threadgroup]]) {
+                           uint3 num_threads [[threads_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+                           uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   threadgroup uint repeats[32];
   const long i = long(position.z);
   const long row = long(index[i * params.index_stride]);
@@ -53,7 +54,7 @@ template <typename T, typename I>
       is_repeated = is_repeated || long(index[later * params.index_stride]) == row;
     }
     const bool any = simd_any(is_repeated);
-    if (thread_index % 32 == 0) repeats[thread_index / 32] = any ? 1u : 0u;
+    if (lane == 0) repeats[simdgroup] = any ? 1u : 0u;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     uint seen = 0;
     for (uint s = 0; s < total / 32; ++s) seen |= repeats[s];

@@ -87,7 +87,7 @@ inline void gemv_rows(constant const GemvParams& params, device const X* x, devi
 }
 
 template <typename X, typename W, typename B, typename O>
-[[kernel]] void linear_gemv(constant GemvParams& params [[buffer(0)]], device const X* x [[buffer(1)]],
+[[kernel, max_total_threads_per_threadgroup(256)]] void linear_gemv(constant GemvParams& params [[buffer(0)]], device const X* x [[buffer(1)]],
                             device const W* weight [[buffer(2)]], device const B* bias [[buffer(3)]],
                             device O* out [[buffer(4)]], uint group [[threadgroup_position_in_grid]],
                             uint thread_index [[thread_index_in_threadgroup]],
@@ -236,7 +236,7 @@ inline void gemm(constant const GemmParams& params, device const A* a, device co
 
 // S is what tiles are staged as: the type of x and weight where they agree, else float.
 template <typename X, typename W, typename B, typename O, typename S>
-[[kernel]] void linear_gemm(constant GemmParams& params [[buffer(0)]], device const X* x [[buffer(1)]],
+[[kernel, max_total_threads_per_threadgroup(GEMM_THREADS)]] void linear_gemm(constant GemmParams& params [[buffer(0)]], device const X* x [[buffer(1)]],
                             device const W* weight [[buffer(2)]], device const B* bias [[buffer(3)]],
                             device O* out [[buffer(4)]], uint3 group [[threadgroup_position_in_grid]],
                             uint thread_index [[thread_index_in_threadgroup]],
@@ -247,7 +247,7 @@ template <typename X, typename W, typename B, typename O, typename S>
 
 // Any strides; 0 broadcasts.
 template <typename A, typename B, typename O, typename S>
-[[kernel]] void matmul(constant GemmParams& params [[buffer(0)]], device const A* a [[buffer(1)]],
+[[kernel, max_total_threads_per_threadgroup(GEMM_THREADS)]] void matmul(constant GemmParams& params [[buffer(0)]], device const A* a [[buffer(1)]],
                        device const B* b [[buffer(2)]], device O* out [[buffer(3)]],
                        uint3 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
                        uint simd_index [[simdgroup_index_in_threadgroup]]) {

@@ -8,6 +8,9 @@ struct Cause {
   std::string_view text;
 };
 
+// Of kernels that keep a display waiting; MTLCommandBufferError does not name it.
+constexpr NS::UInteger kImpactingInteractivity = 14;
+
 Cause cause_of(NS::Integer error_code) {
   switch (static_cast<NS::UInteger>(error_code)) {
     case MTL::CommandBufferErrorOutOfMemory:
@@ -20,6 +23,10 @@ Cause cause_of(NS::Integer error_code) {
     case MTL::CommandBufferErrorTimeout:
       return {Code::kUnavailable,
               "the GPU took too long and the system stopped it: run the step again, with fewer tokens at a time"};
+    case kImpactingInteractivity:
+      return {Code::kUnavailable,
+              "the system stopped the GPU because it kept the display waiting: run the step again, with fewer tokens "
+              "at a time"};
     case MTL::CommandBufferErrorAccessRevoked:
       return {Code::kUnavailable, "the system took the GPU away after earlier errors: run the step again"};
     case MTL::CommandBufferErrorDeviceRemoved:

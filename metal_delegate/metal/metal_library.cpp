@@ -59,8 +59,12 @@ Result<NS::SharedPtr<MTL::Library>> compile(MTL::Device& device, std::string_vie
   const NS::String* text = NS::String::string(terminated.c_str(), NS::UTF8StringEncoding);
   if (text == nullptr) return Status(Code::kInvalidProgram, "the Metal text of this program is not UTF-8");
   const auto options = NS::TransferPtr(MTL::CompileOptions::alloc()->init());
-  const bool is_new = NS::ProcessInfo::processInfo()->isOperatingSystemAtLeastVersion(kMetal31System);
-  options->setLanguageVersion(is_new ? MTL::LanguageVersion3_1 : MTL::LanguageVersion3_0);
+  if (!NS::ProcessInfo::processInfo()->isOperatingSystemAtLeastVersion(kMetal31System)) {
+    return Status(Code::kUnsupported,
+                  "the Metal kernels of this program need macOS 14 or iOS 17, which brought bfloat16: use device "
+                  "\"host\"");
+  }
+  options->setLanguageVersion(MTL::LanguageVersion3_1);
   options->setFastMathEnabled(is_fast_math);
   NS::Error* error = nullptr;
   auto library = NS::TransferPtr(device.newLibrary(text, options.get(), &error));

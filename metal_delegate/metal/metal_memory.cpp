@@ -110,13 +110,15 @@ Result<MappedMemory::Wrap> MappedMemory::wrap(const Pages& pages) const {
     return Status(Code::kOutOfMemory, "the GPU can map at most " + std::to_string(most_bytes) +
                                           " bytes at a time; the model needs " + std::to_string(size_bytes));
   }
-  MTL::Buffer* buffer =
+  auto buffer = NS::TransferPtr(
       device_->newBuffer(reinterpret_cast<const void*>(pages.begin), size_bytes,
-                         MTL::ResourceStorageModeShared | MTL::ResourceHazardTrackingModeTracked, nullptr);
-  if (buffer == nullptr) {
-    return Status(Code::kOutOfMemory, "Metal cannot map " + std::to_string(size_bytes) + " bytes for the GPU");
+                         MTL::ResourceStorageModeShared | MTL::ResourceHazardTrackingModeTracked, nullptr));
+  // Virtual machines have been seen to give buffers of length 0.
+  if (!buffer || buffer->length() < size_bytes) {
+    return Status(Code::kOutOfMemory, "Metal cannot map " + std::to_string(size_bytes) + " bytes for the GPU" +
+                                          (buffer ? ": it gave " + std::to_string(buffer->length()) : std::string()));
   }
-  return Wrap{pages, NS::TransferPtr(buffer)};
+  return Wrap{pages, std::move(buffer)};
 }
 
 void MappedMemory::replace(const Pages& pages, std::vector<Wrap> wraps) {

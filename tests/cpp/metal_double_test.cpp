@@ -181,9 +181,13 @@ TEST_F(MetalTest, InfinitiesStayInfinite) {
   ASSERT_TRUE(is_ok(open()));
   EXPECT_FALSE(record().is_fast_math);
   EXPECT_EQ(record().language_version, 0x30001U);
+}
+
+TEST_F(MetalTest, SystemsWithoutBfloatAreRefused) {
   behaviour().system_version = 13;
-  ASSERT_TRUE(is_ok(make_metal_library(kText).status()));
-  EXPECT_EQ(record().language_version, 0x30000U);
+  const Status status = make_metal_library(kText).status();
+  EXPECT_EQ(status.code(), Code::kUnsupported);
+  EXPECT_NE(status.message().find("macOS 14"), std::string::npos);
 }
 
 TEST_F(MetalTest, PipelinesAreCompiledOnceForAllQueues) {
@@ -323,7 +327,8 @@ TEST_P(MetalGpuErrors, AreTypedAndTheQueueGoesOn) {
 INSTANTIATE_TEST_SUITE_P(
     Codes, MetalGpuErrors,
     testing::Values(GpuError{1, Code::kInternal, "the GPU failed"}, GpuError{2, Code::kUnavailable, "took too long"},
-                    GpuError{3, Code::kInternal, "not mapped"}, GpuError{4, Code::kUnavailable, "took the GPU away"},
+                    GpuError{14, Code::kUnavailable, "display waiting"}, GpuError{3, Code::kInternal, "not mapped"},
+                    GpuError{4, Code::kUnavailable, "took the GPU away"},
                     GpuError{7, Code::kUnavailable, "in the foreground"},
                     GpuError{8, Code::kOutOfMemory, "out of memory"},
                     GpuError{9, Code::kInternal, "a buffer that is gone"}, GpuError{11, Code::kUnavailable, "removed"},
@@ -357,6 +362,8 @@ TEST_F(MetalTest, MemoryThatMetalCannotMapIsAnError) {
   const size_t page = Memory::page_bytes();
   behaviour().num_buffers_refused = 1;
   EXPECT_TRUE(is_error(map(memory.at(0), 64), Code::kOutOfMemory, "cannot map"));
+  behaviour().num_buffers_short = 1;
+  EXPECT_TRUE(is_error(map(memory.at(0), 64), Code::kOutOfMemory, "it gave 1"));
   behaviour().max_buffer_bytes = page;
   EXPECT_TRUE(is_error(map(memory.at(page - 4), 8), Code::kOutOfMemory, "at most " + std::to_string(page)));
   behaviour().max_buffer_bytes = 2 * page;

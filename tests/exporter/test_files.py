@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from flexpte.exporter.files import check_writable, write_whole
@@ -29,6 +31,16 @@ def test_a_failure_half_way_leaves_the_old_file(tmp_path):
         write_whole(path, pieces())
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        for attempt in (check_writable, lambda path: write_whole(path, [b""])):
+            with pytest.raises(OSError, match=r"no regular file|is a folder"):
+                attempt(path)
+    assert (tmp_path / "pipe").is_fifo()
+    assert [p.name for p in tmp_path.iterdir()] == ["pipe"]
 
 
 @pytest.mark.parametrize("name", ["missing/model.pte", "file/model.pte", "x" * 300])

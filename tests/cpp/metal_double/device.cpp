@@ -105,7 +105,7 @@ const ClassInfo& device_class() {
           }
           if (deallocator != nullptr) violation("the double takes no deallocators");
           count(&Record::num_wrapped_buffers);
-          return new_buffer(memory, length, options);
+          return new_buffer(memory, use_up(&Behaviour::num_buffers_short) ? 1 : length, options);
         });
     c.method("newCommandQueue", [](Device*, SEL) -> Object* {
       if (use_up(&Behaviour::num_queues_refused)) return nullptr;

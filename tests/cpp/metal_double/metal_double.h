@@ -23,6 +23,7 @@ struct Behaviour {
 
   // Each is used up by what it makes fail.
   int num_buffers_refused = 0;
+  int num_buffers_short = 0;  // of length 1
   int num_queues_refused = 0;
   int num_command_buffers_refused = 0;
   std::string library_error;                        // of the next library, where not empty
