@@ -172,8 +172,9 @@ def attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The custom op for a call of the higher-order op; results as that returns them (lse to base 2)."""
     mask_mod = block_mask[-1]
-    score = score_program(_WithBuffers(score_mod, score_mod_other_buffers), query)
-    mask = mask_program(_WithBuffers(mask_mod, mask_mod_other_buffers), query)
+    sizes = (*query.shape[:3], key.shape[2])
+    score = score_program(_WithBuffers(score_mod, score_mod_other_buffers), query, sizes)
+    mask = mask_program(_WithBuffers(mask_mod, mask_mod_other_buffers), query, sizes)
     block_size = [block_mask[-3], block_mask[-2]]
     whole = all(size == flex_module._LARGE_SPARSE_BLOCK_SIZE for size in block_size)
     lists = [None] * 4 if whole else block_mask[2:6]

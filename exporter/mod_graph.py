@@ -56,8 +56,8 @@ def record(
 ) -> ModGraph:
     """Run ``mod`` on 0-d fake tensors named ``arguments`` and record what it does.
 
-    The score is float32, the indices int32, as for torch's own kernels. ``like``: a tensor whose fake mode
-    is used if it has one. Ops outside ``kept`` are decomposed where torch can.
+    The score is float32, the indices are int64, as in eager mode (PyTorch's ``_higher_order_ops/flex_attention.py``).
+    ``like``: a tensor whose fake mode is used if it has one. Ops outside ``kept`` are decomposed where torch can.
 
     Raises Unsupported for what depends on values, for mutation of captured tensors, and for a result that is
     no 0-d tensor.
@@ -65,7 +65,7 @@ def record(
     mode = like.fake_mode if isinstance(like, FakeTensor) else FakeTensorMode(allow_non_fake_inputs=True)
     with without_modes(), torch.no_grad(), mode:
         inputs = [
-            torch.empty((), dtype=torch.float32 if name == "score" else torch.int32, device=like.device)
+            torch.empty((), dtype=torch.float32 if name == "score" else torch.int64, device=like.device)
             for name in arguments
         ]
         recorder = _Recorder(mode, kept)

@@ -96,7 +96,7 @@ class Translator:
                 self._invariant.add(node)
                 return self._whole(node)
             kind = _ARGUMENTS[node.name]
-            number = self.build.add(Node(kind, "F32" if kind == "Score" else "I32"))
+            number = self.build.add(Node(kind, "F32" if kind == "Score" else "I64"))
             return Lanes(torch.tensor(number), node.meta["val"].dtype)
         invariant = all(n in self._invariant for n in node.all_input_nodes)
         if invariant:

@@ -49,6 +49,10 @@ LENGTHS = torch.tensor([150, 77])
 IS_VALID = torch.rand(2, LENGTH, generator=DRAW) < 0.8
 
 
+def hashed(b, h, q, kv):
+    return (q * 2654435761 + kv * 40503 * 65599 + h) % 5 < 2
+
+
 def block_diffusion(b, h, q, kv):
     noisy, size = 75, 15
     q_is_clean, kv_is_clean = q >= noisy, kv >= noisy
@@ -96,6 +100,7 @@ MASKS = {
     ),
     "flamingo": lambda b, h, q, kv: IMAGE_OF_TEXT[q] == IMAGE_OF_KEY[kv],
     "block_diffusion": block_diffusion,
+    "hashed": hashed,
     "speculative_tree": tree,
     "natten": natten(lambda i: i // 10, lambda i: i % 10, 15, 10, 5),
     "natten_tiled": natten(lambda i: i // 50 * 5 + i % 25 // 5, lambda i: i % 50 // 25 * 5 + i % 5, 15, 10, 5),

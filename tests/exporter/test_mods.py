@@ -25,7 +25,7 @@ SCORES = torch.randn(B, H, Q, K, generator=torch.Generator().manual_seed(1)) * 3
 def each_element(mod, *, score: bool) -> torch.Tensor:
     rows = []
     for b, h, q, k in itertools.product(range(B), range(H), range(Q), range(K)):
-        index = [torch.tensor(i, dtype=torch.int32) for i in (b, h, q, k)]
+        index = [torch.tensor(i) for i in (b, h, q, k)]
         rows.append(mod(SCORES[b, h, q, k].clone(), *index) if score else mod(*index))
     return torch.stack(rows).reshape(B, H, Q, K)
 
@@ -118,6 +118,9 @@ def half(values, dtype):
 
 
 SCORE_MODS = {
+    "hash": lambda s, b, h, q, k: s + (q * 2654435761 + k * 2**40 + h * 7919) % 101,
+    "large_shift": lambda s, b, h, q, k: s + ((q + 1) << 33 >> (k + 29)) + ((k << 31) & 0x3FFFFFFFFF) % 7,
+    "large_product": lambda s, b, h, q, k: s + (q * 100003 * (k + 5) * 99991) // 10**9,
     "soft_cap": lambda s, b, h, q, k: 2.0 * torch.tanh(s / 2.0),
     "alibi": lambda s, b, h, q, k: s + torch.tensor([0.5, 0.25, 0.125])[h] * (k - q),
     "alpha": lambda s, b, h, q, k: torch.add(s, (k - q) * 0.01, alpha=3.0),
@@ -307,7 +310,7 @@ def test_unsupported_says_what_where_and_what_to_do(name):
 
 
 def test_mask_must_be_bool():
-    with pytest.raises(Unsupported, match=r"mask_mod returns torch\.int32"):
+    with pytest.raises(Unsupported, match=r"mask_mod returns torch\.int64"):
         mask_program(lambda b, h, q, k: q - k, LIKE)
 
 
