@@ -255,7 +255,10 @@ def bench(
     model: ModelFile,
     device: DeviceName = "auto",
     prompt_tokens: Annotated[
-        int | None, typer.Option(help="Length of the prefill; default 512, or 16 on msl-host.", min=1)
+        int | None,
+        typer.Option(
+            help="Length of the prefill; default 512, or 16 on msl-host; less where the context is shorter.", min=1
+        ),
     ] = None,
     decode_tokens: Annotated[
         int | None, typer.Option(help="Single steps behind it; default 32, or 2 on msl-host.", min=1)
@@ -281,11 +284,13 @@ def bench(
         is_slow = device == "msl-host"
         if counters and not is_slow:
             raise ValueError("--counters needs --device msl-host: other devices do not count")
+        decode = decode_tokens or (2 if is_slow else 32)
+        context = int(program.metadata.get("max_context", 512 + decode))
         with _progress(quiet or as_json) as progress:
             phases = measure(
                 program,
-                prompt_tokens or (16 if is_slow else 512),
-                decode_tokens or (2 if is_slow else 32),
+                prompt_tokens or min(16 if is_slow else 512, max(1, context - decode)),
+                decode,
                 1 if counters else repeats,
                 progress,
             )

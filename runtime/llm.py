@@ -61,6 +61,12 @@ class LLM:
         """
         self.program = source if isinstance(source, Program) else load(source, device=device)
         metadata = self.program.metadata
+        if metadata.get("kind") == "language_model" and not metadata.get("tokenizer"):
+            raise FlexpteError(
+                "this .pte has no tokenizer: the checkpoint had none. Put tokenizer.json beside its weights and export "
+                "it again, or feed tokens to flexpte.load(...).session().run(...)",
+                "InvalidArgument",
+            )
         if metadata.get("kind") != "language_model" or not metadata.get("tokenizer"):
             raise FlexpteError(
                 "this .pte is not a language model with a tokenizer inside: expected one written by "

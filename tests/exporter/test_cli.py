@@ -84,6 +84,16 @@ def test_a_message_is_a_text_not_a_command(llama_pte):
         assert "generated 3 tokens" in done.output
 
 
+def test_a_file_without_a_tokenizer_says_so(tmp_path):
+    folder = save_tiny_checkpoint(tmp_path / "model", "llama")
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    assert run("export", folder, "-o", tmp_path / "m.pte", "--max-context", 16).exit_code == 0
+    done = run("generate", tmp_path / "m.pte", "--prompt", "a")
+    assert done.exit_code == 1
+    assert "no tokenizer" in done.output
+
+
 def test_inspect_shows_caches_and_metadata(llama_pte):
     text = run("inspect", llama_pte).output
     for word in ("forward", "FlexpteBackend", "tokens", "cache", "max_context"):
@@ -94,6 +104,9 @@ def test_inspect_shows_caches_and_metadata(llama_pte):
 
 
 def test_bench_times_and_counts(llama_pte):
+    done = run("bench", llama_pte, "-q")  # whose context is 64
+    assert done.exit_code == 0, done.output
+    assert "prefill: 32 tokens" in done.output
     options = ("--prompt-tokens", 5, "--decode-tokens", 2, "-q")
     done = run("bench", llama_pte, *options)
     assert done.exit_code == 0
