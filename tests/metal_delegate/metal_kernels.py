@@ -174,3 +174,21 @@ def padded(rng: np.random.Generator, shape: Sequence[int], dtype: str, extra: in
 def wide(array: np.ndarray) -> np.ndarray:
     """As float64."""
     return array.astype(np.float64)
+
+
+FLOATS = ("F32", "F16", "BF16")
+INTEGERS = ("U8", "I8", "I16", "I32", "I64")
+
+
+def check(out: np.ndarray, expected: np.ndarray, dtype: str, scale: Any = 0.0, terms: int = 1) -> None:
+    """Rounded once to ``dtype``; a float sum of ``terms`` numbers whose magnitudes add up to ``scale`` before that."""
+    got = wide(out)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
+    tolerance = EPSILON[dtype] * np.abs(expected) * 1.01 + EPSILON["F32"] * scale * (4 + np.sqrt(terms)) + 1e-37
+    if dtype == "F16":
+        tolerance = tolerance + 2.0**-25  # subnormals
+    infinite = np.isinf(expected)
+    np.testing.assert_array_equal(got[infinite], expected[infinite])
+    inside = np.isfinite(expected)
+    error = np.abs(got[inside] - expected[inside])
+    assert np.all(error <= np.broadcast_to(tolerance, expected.shape)[inside]), float(np.max(error))
