@@ -299,6 +299,35 @@ bool lists_differ(const FlexAttentionSpec& spec, const FlexAttentionArgs& args, 
   return false;
 }
 
+// What some of several heads visit: full where all see all, else the mask decides.
+void append_union(std::span<const std::span<const KeyRun>> heads, std::vector<int32_t>& edges,
+                  std::vector<KeyRun>& runs) {
+  edges.clear();
+  for (const auto head : heads) {
+    for (const KeyRun& run : head) edges.insert(edges.end(), {run.begin, run.end});
+  }
+  std::sort(edges.begin(), edges.end());
+  edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
+  const size_t first = runs.size();
+  for (size_t e = 0; e + 1 < edges.size(); ++e) {
+    size_t num_visiting = 0;
+    size_t num_full = 0;
+    for (const auto head : heads) {
+      const auto run = std::find_if(head.begin(), head.end(), [&](const KeyRun& r) { return r.end > edges[e]; });
+      if (run == head.end() || run->begin > edges[e]) continue;
+      ++num_visiting;
+      if (run->kind == RunKind::kFull) ++num_full;
+    }
+    if (num_visiting == 0) continue;
+    const RunKind kind = num_full == heads.size() ? RunKind::kFull : RunKind::kMask;
+    if (runs.size() > first && runs.back().end == edges[e] && runs.back().kind == kind) {
+      runs.back().end = edges[e + 1];
+    } else {
+      runs.push_back({edges[e], edges[e + 1], kind});
+    }
+  }
+}
+
 }  // namespace
 
 bool lists_depend_on_head(const FlexAttentionSpec& spec, const FlexAttentionArgs& args) {
@@ -322,6 +351,26 @@ Status build_plan(const FlexAttentionSpec& spec, const FlexAttentionArgs& args, 
     plan.bound_mask.bind(*mask, args.mask_captures, args.mask_scalars, plan.num_queries, plan.num_keys);
   }
   return Planner(spec, args, mask != nullptr, q_tile, plan).run();
+}
+
+void put_heads_together(PlanData& data, int64_t group) {
+  if (group == 1) return;
+  std::vector<KeyRun> runs;
+  std::vector<int64_t> first_run;
+  std::vector<int32_t> edges;
+  std::vector<std::span<const KeyRun>> heads;
+  for (int64_t entry = 0; entry < data.num_batches * data.num_heads; ++entry) {
+    for (int64_t tile = 0; tile < data.num_tiles(); ++tile) {
+      first_run.push_back(static_cast<int64_t>(runs.size()));
+      if (entry % group != 0) continue;
+      heads.clear();
+      for (int64_t h = 0; h < group; ++h) heads.push_back(data.tile_runs(entry + h, tile));
+      append_union(heads, edges, runs);
+    }
+  }
+  first_run.push_back(static_cast<int64_t>(runs.size()));
+  data.runs = std::move(runs);
+  data.first_run = std::move(first_run);
 }
 
 }  // namespace flexpte

@@ -71,4 +71,8 @@ bool plan_depends_on_head(const FlexAttentionSpec& spec, const FlexAttentionArgs
 Status build_plan(const FlexAttentionSpec& spec, const FlexAttentionArgs& args, const MaskRanges* mask, PlanData& plan,
                   int64_t q_tile = kFlexQueryTile);
 
+// For kernels where groups of `group` neighbouring heads share a threadgroup, which reads the plan of its first head:
+// that becomes what any of the group visits, full where all see all, and the others' become empty.
+void put_heads_together(PlanData& plan, int64_t group);
+
 }  // namespace flexpte
